@@ -1,0 +1,1 @@
+"""Sandboxes that never lose their state."""

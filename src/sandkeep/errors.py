@@ -1,0 +1,161 @@
+"""Every error Sandkeep raises: one tree, each with a stable code, what happened, and what the reader can do.
+
+SandkeepError
+├── BadArgument            BAD_ARGUMENT            nothing was changed
+├── NotFound               NOT_FOUND
+│   ├── SandboxNotFound    SANDBOX_NOT_FOUND
+│   ├── SnapshotNotFound   SNAPSHOT_NOT_FOUND
+│   ├── CheckpointNotFound CHECKPOINT_NOT_FOUND
+│   ├── ProcessNotFound    PROCESS_NOT_FOUND
+│   └── FileMissing        FILE_NOT_FOUND
+├── FileError              FILE_ERROR              the guest's errno is in the message
+├── Busy                   BUSY                    another operation holds it
+├── SandboxDead            SANDBOX_DEAD            the sandbox has ended, or its guest does not answer
+├── SandboxPaused          SANDBOX_PAUSED
+├── GuestLied              GUEST_PROTOCOL          the guest broke the protocol
+├── RuntimeFailed          RUNTIME_FAILED          the OCI runtime said no
+│   └── RuntimeMissing     RUNTIME_MISSING
+├── LimitUnsupported       LIMIT_UNSUPPORTED       this host can't enforce what was asked
+├── StoreError             STORE_ERROR
+│   ├── StoreUnreachable   STORE_UNREACHABLE       network, time-out
+│   ├── StoreDenied        STORE_DENIED            wrong keys, no permission, clock skew
+│   ├── StoreMissing       STORE_MISSING           no such bucket or folder
+│   ├── StoreFull          STORE_FULL              no space
+│   └── Corrupt            CORRUPT                 bytes are not what their name says
+├── FloorNotReached        FLOOR_NOT_REACHED       a restore would give less than was required
+├── StateConflict          STATE_CONFLICT          somebody else holds or moved it
+└── Unsupported            UNSUPPORTED
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class SandkeepError(Exception):
+    code: ClassVar[str] = "SANDKEEP_ERROR"
+
+    def __init__(self, message: str, remedy: str = "", **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+        self.details = details
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.remedy})" if self.remedy else self.message
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"code": self.code, "message": self.message, "remedy": self.remedy, **({"details": self.details} if self.details else {})}
+
+    def __reduce__(self) -> Any:
+        return _rebuild, (type(self), self.message, self.remedy, self.details)
+
+
+def _rebuild(kind: type[SandkeepError], message: str, remedy: str, details: dict[str, Any]) -> SandkeepError:
+    return kind(message, remedy, **details)
+
+
+class BadArgument(SandkeepError):
+    code = "BAD_ARGUMENT"
+
+
+class NotFound(SandkeepError):
+    code = "NOT_FOUND"
+
+
+class SandboxNotFound(NotFound):
+    code = "SANDBOX_NOT_FOUND"
+
+
+class SnapshotNotFound(NotFound):
+    code = "SNAPSHOT_NOT_FOUND"
+
+
+class CheckpointNotFound(NotFound):
+    code = "CHECKPOINT_NOT_FOUND"
+
+
+class ProcessNotFound(NotFound):
+    code = "PROCESS_NOT_FOUND"
+
+
+class FileMissing(NotFound):
+    code = "FILE_NOT_FOUND"
+
+
+class FileError(SandkeepError):
+    code = "FILE_ERROR"
+
+
+class Busy(SandkeepError):
+    code = "BUSY"
+
+
+class SandboxDead(SandkeepError):
+    code = "SANDBOX_DEAD"
+
+
+class SandboxPaused(SandkeepError):
+    code = "SANDBOX_PAUSED"
+
+
+class GuestLied(SandkeepError):
+    code = "GUEST_PROTOCOL"
+
+
+class RuntimeFailed(SandkeepError):
+    code = "RUNTIME_FAILED"
+
+
+class RuntimeMissing(RuntimeFailed):
+    code = "RUNTIME_MISSING"
+
+
+class LimitUnsupported(SandkeepError):
+    code = "LIMIT_UNSUPPORTED"
+
+
+class StoreError(SandkeepError):
+    code = "STORE_ERROR"
+
+
+class StoreUnreachable(StoreError):
+    code = "STORE_UNREACHABLE"
+
+
+class StoreDenied(StoreError):
+    code = "STORE_DENIED"
+
+
+class StoreMissing(StoreError):
+    code = "STORE_MISSING"
+
+
+class StoreFull(StoreError):
+    code = "STORE_FULL"
+
+
+class Corrupt(StoreError):
+    code = "CORRUPT"
+
+
+class FloorNotReached(SandkeepError):
+    code = "FLOOR_NOT_REACHED"
+
+
+class StateConflict(SandkeepError):
+    code = "STATE_CONFLICT"
+
+
+class Unsupported(SandkeepError):
+    code = "UNSUPPORTED"
+
+
+def by_code(code: str) -> type[SandkeepError]:
+    """The class that carries this code: how an error comes back from the other side of a wire."""
+    found = {kind.code: kind for kind in _tree(SandkeepError)}
+    return found.get(code, SandkeepError)
+
+
+def _tree(kind: type[SandkeepError]) -> list[type[SandkeepError]]:
+    return [kind, *(below for child in kind.__subclasses__() for below in _tree(child))]
