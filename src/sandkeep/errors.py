@@ -24,6 +24,11 @@ SandkeepError
 │   └── Corrupt            CORRUPT                 bytes are not what their name says
 ├── FloorNotReached        FLOOR_NOT_REACHED       a restore would give less than was required
 ├── StateConflict          STATE_CONFLICT          somebody else holds or moved it
+├── Denied                 DENIED                  no key, a wrong key, or a key without the right to it
+├── SandboxElsewhere       SANDBOX_ELSEWHERE       it runs on another host; details say which
+│   └── HostGone           HOST_GONE               and that host has stopped answering
+├── DatabaseFailed         DATABASE_FAILED         the sessions' database said no
+│   └── DatabaseUnreachable DATABASE_UNREACHABLE   it does not answer; try again
 └── Unsupported            UNSUPPORTED
 """
 
@@ -145,6 +150,26 @@ class FloorNotReached(SandkeepError):
 
 class StateConflict(SandkeepError):
     code = "STATE_CONFLICT"
+
+
+class Denied(SandkeepError):
+    code = "DENIED"
+
+
+class SandboxElsewhere(SandkeepError):
+    code = "SANDBOX_ELSEWHERE"
+
+
+class HostGone(SandboxElsewhere):
+    code = "HOST_GONE"
+
+
+class DatabaseFailed(SandkeepError):
+    code = "DATABASE_FAILED"
+
+
+class DatabaseUnreachable(DatabaseFailed):
+    code = "DATABASE_UNREACHABLE"
 
 
 class Unsupported(SandkeepError):
