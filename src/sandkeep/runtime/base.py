@@ -1,0 +1,127 @@
+"""Bases: the lowest, read-only folder of a sandbox's root.
+
+"host" is a made skeleton (a small /etc, empty folders) under which the host's /usr shows; a folder is used as it is; a
+tar is unpacked once. What is made lives in home/bases/<name>, complete or not there at all: it is built in a temporary
+folder beside it and renamed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal
+
+import zstandard
+
+from sandkeep.errors import BadArgument
+from sandkeep.runtime import skeleton
+from sandkeep.runtime.elevate import elevated, id_map
+
+
+@dataclass(frozen=True)
+class Base:
+    kind: Literal["host", "dir", "tar"]
+    spec: str
+    root: Path
+    usr: bool
+    fingerprint: str
+
+
+def resolve(spec: str, home: Path) -> Base:
+    """The base that `spec` names: "host", a folder with a root filesystem, or a tar of one."""
+    if not isinstance(spec, str) or not spec or "\0" in spec:
+        raise BadArgument(f"base {spec!r} is not a name", "use 'host', a folder or a tar file")
+    if spec == "host":
+        version = skeleton.version(id_map())
+        root = _once(home, f"host-{version}", skeleton.build)
+        return Base("host", spec, root, True, f"host-{version}")
+    path = Path(spec).expanduser().absolute()
+    if path.is_dir():
+        return Base("dir", spec, path, False, f"dir-{_folder_print(path)}")
+    if path.is_file():
+        digest = _digest(path)
+        return Base("tar", spec, _once(home, digest, _unpack, str(path)), False, f"tar-{digest}")
+    raise BadArgument(f"base {spec!r} does not exist", "use 'host', a folder or a tar file")
+
+
+def _once(home: Path, name: str, build: Callable[..., None], *arguments: str) -> Path:
+    done = home / "bases" / name
+    if done.is_dir():
+        return done
+    done.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(done.parent):
+        if not done.is_dir():
+            making = tempfile.mkdtemp(prefix=".making-", dir=done.parent)
+            try:
+                elevated(build, making, *arguments)
+                os.rename(making, done)
+            except BaseException:
+                elevated(remove, making)
+                raise
+    return done
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    with open(folder / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def remove(folder: str) -> None:
+    shutil.rmtree(folder)
+
+
+def _folder_print(path: Path) -> str:
+    """A folder's identity: where it is and which. Its contents are the owner's promise to leave alone."""
+    found = path.stat()
+    return hashlib.sha256(f"{path}\0{found.st_dev}\0{found.st_ino}".encode(errors="surrogateescape")).hexdigest()[:32]
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _unpack(into: str, archive: str) -> None:
+    try:
+        with open(archive, "rb") as file, _tar(file) as tar:
+            tar.extractall(into, filter=_safe)
+    except (tarfile.TarError, EOFError, zstandard.ZstdError, OSError) as error:
+        raise BadArgument(f"base {archive!r} can't be unpacked: {error}", "give a whole tar of a root filesystem")
+    if not os.path.isdir(os.path.join(into, "usr")) and not os.path.isdir(os.path.join(into, "bin")):
+        raise BadArgument(f"base {archive!r} holds no root filesystem: neither /usr nor /bin is in it")
+    os.chmod(into, 0o755)
+
+
+@contextmanager
+def _tar(file: IO[bytes]) -> Iterator[tarfile.TarFile]:
+    magic = file.read(4)
+    file.seek(0)
+    if magic == zstandard.FRAME_HEADER:
+        with zstandard.ZstdDecompressor().stream_reader(file) as plain:
+            with tarfile.open(fileobj=plain, mode="r|") as tar:
+                yield tar
+    else:
+        with tarfile.open(fileobj=file, mode="r:*") as tar:
+            yield tar
+
+
+def _safe(member: tarfile.TarInfo, into: str) -> tarfile.TarInfo | None:
+    """Inside the folder only, no device nodes; modes (setuid too) and numeric owners as they were."""
+    if member.ischr() or member.isblk():
+        return None
+    checked = tarfile.tar_filter(
+        member.replace(linkname=member.linkname.lstrip("/"), deep=False) if member.islnk() else member, into
+    )
+    if member.issym():
+        checked = checked.replace(linkname=member.linkname, deep=False)
+    return checked.replace(mode=member.mode, uname="", gname="", deep=False)

@@ -1,0 +1,223 @@
+"""Control groups of sandboxes, version 1, 2 or both: limits, freezing, counting, killing, removing.
+
+Every sandbox's groups are /sandkeep/<id> in each hierarchy. Files are read and written directly: no program is started.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from functools import cache
+from pathlib import Path
+
+from sandkeep.errors import RuntimeFailed
+from sandkeep.model import Limits
+
+_OURS = "sandkeep"
+_PERIOD = 100_000
+_PATIENCE = 60.0
+
+
+@cache
+def hierarchies() -> dict[str, Path]:
+    """Controller to mount point; the unified (version 2) hierarchy is "unified"."""
+    found: dict[str, Path] = {}
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        left, _, right = line.partition(" - ")
+        kind, _, options = right.split(" ", 2)
+        place = Path(left.split(" ")[4])
+        if kind == "cgroup2":
+            found["unified"] = place
+        elif kind == "cgroup":
+            for name in options.split(","):
+                found.setdefault(name, place)
+    return found
+
+
+@cache
+def controllers() -> dict[str, Path]:
+    """The controllers that can be used here, each with its hierarchy's mount point."""
+    known = hierarchies()
+    found = {name: known[name] for name in ("memory", "cpu", "pids", "freezer", "cpuacct") if name in known}
+    if "unified" in known:
+        for name in (known["unified"] / "cgroup.controllers").read_text().split():
+            found.setdefault(name, known["unified"])
+        found.setdefault("freezer", known["unified"])
+    return {name: place for name, place in found.items() if os.access(place, os.W_OK)}
+
+
+def usable() -> bool:
+    return "freezer" in controllers()
+
+
+def is_unified() -> bool:
+    """True where version 2 is all there is."""
+    return set(hierarchies()) == {"unified"}
+
+
+def swap_limit() -> bool:
+    place = controllers().get("memory")
+    return place is not None and (is_unified() or (place / "memory.memsw.limit_in_bytes").exists())
+
+
+def missing(limits: Limits) -> list[str]:
+    """The limits asked for that no controller here can hold."""
+    asked = {"memory": limits.memory, "cpu": limits.cpus, "pids": limits.pids}
+    names = {"cpu": "cpus"}
+    return [names.get(name, name) for name, value in asked.items() if value is not None and name not in controllers()]
+
+
+def groups(id: str) -> list[Path]:
+    """The sandbox's groups that exist."""
+    places = dict.fromkeys(hierarchies().values())
+    return [group for group in (place / _OURS / id for place in places) if group.is_dir()]
+
+
+def make(id: str, limits: Limits) -> list[Path]:
+    """Make the groups with their limits; a process that writes 0 to each answered file has joined."""
+    wanted = {name: place for name, place in controllers().items() if name in ("memory", "cpu", "pids", "freezer", "cpuacct")}
+    for name, place in wanted.items():
+        group = place / _OURS / id
+        if place == hierarchies().get("unified") and name != "freezer":
+            _enable(place, name)
+        group.mkdir(parents=True, exist_ok=True)
+    _limit(id, limits)
+    return [place / _OURS / id / "cgroup.procs" for place in dict.fromkeys(wanted.values())]
+
+
+def _enable(place: Path, name: str) -> None:
+    (place / _OURS).mkdir(exist_ok=True)
+    for folder in (place, place / _OURS):
+        control = folder / "cgroup.subtree_control"
+        if name not in control.read_text().split():
+            control.write_text(f"+{name}")
+
+
+def _limit(id: str, limits: Limits) -> None:
+    def put(controller: str, old: dict[str, object], new: dict[str, object]) -> None:
+        place = controllers()[controller]
+        for file, value in (new if place == hierarchies().get("unified") else old).items():
+            (place / _OURS / id / file).write_text(str(value))
+
+    if limits.memory is not None:
+        swap: dict[str, object] = {"memory.memsw.limit_in_bytes": limits.memory} if swap_limit() else {}
+        new: dict[str, object] = {"memory.max": limits.memory, **({"memory.swap.max": 0} if swap_limit() else {})}
+        put("memory", {"memory.limit_in_bytes": limits.memory, **swap}, new)
+    if limits.cpus is not None:
+        quota = max(1000, int(limits.cpus * _PERIOD))
+        old: dict[str, object] = {"cpu.cfs_period_us": _PERIOD, "cpu.cfs_quota_us": quota}
+        put("cpu", old, {"cpu.max": f"{quota} {_PERIOD}"})
+    if limits.pids is not None:
+        put("pids", {"pids.max": limits.pids}, {"pids.max": limits.pids})
+
+
+def _freezer(id: str) -> Path:
+    place = controllers().get("freezer")
+    group = place / _OURS / id if place else None
+    if group is None or not group.is_dir():
+        raise RuntimeFailed(f"sandbox {id} has no freezer group", "it has ended, or this host has no freezer")
+    return group
+
+
+def freeze(id: str) -> None:
+    """Returns when every process of the sandbox stands still."""
+    group = _freezer(id)
+    end = time.monotonic() + _PATIENCE
+    old = group / "freezer.state"
+    try:
+        if not old.exists():
+            (group / "cgroup.freeze").write_text("1")
+        while not _is_frozen(group):
+            if old.exists():
+                old.write_text("FROZEN")
+            if time.monotonic() > end:
+                raise RuntimeFailed(f"sandbox {id} could not be frozen in {_PATIENCE:.0f} s")
+            time.sleep(0.0005)
+    except BaseException:
+        thaw(id)
+        raise
+
+
+def _is_frozen(group: Path) -> bool:
+    old = group / "freezer.state"
+    if old.exists():
+        return old.read_text().strip() == "FROZEN"
+    return "frozen 1" in (group / "cgroup.events").read_text()
+
+
+def thaw(id: str) -> None:
+    group = _freezer(id)
+    old = group / "freezer.state"
+    if old.exists():
+        old.write_text("THAWED")
+    else:
+        (group / "cgroup.freeze").write_text("0")
+
+
+def pids(id: str) -> list[int]:
+    """The processes in the sandbox's groups."""
+    found: set[int] = set()
+    for group in groups(id):
+        try:
+            found.update(int(word) for word in (group / "cgroup.procs").read_text().split())
+        except (FileNotFoundError, OSError):
+            continue
+    return sorted(found - {0})
+
+
+def destroy(id: str) -> None:
+    """Kill what is left in the groups and remove them. Nothing to do is fine."""
+    end = time.monotonic() + _PATIENCE
+    while left := groups(id):
+        for pid in pids(id):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        if controllers().get("freezer", Path("/")) / _OURS / id in left:
+            try:
+                thaw(id)
+            except (RuntimeFailed, OSError):
+                pass
+        for group in left:
+            _remove(group)
+        if time.monotonic() > end:
+            raise RuntimeFailed(f"control groups of sandbox {id} can't be removed: {', '.join(map(str, left))}")
+        if groups(id):
+            time.sleep(0.001)
+
+
+def _remove(group: Path) -> None:
+    try:
+        for entry in os.scandir(group):
+            if entry.is_dir(follow_symlinks=False):
+                _remove(Path(entry.path))
+        os.rmdir(group)
+    except OSError:  # busy until the last process is reaped, or removed by another: the caller looks again
+        pass
+
+
+def usage(id: str) -> dict[str, float]:
+    """What the groups count: processor seconds, memory with page cache, processes."""
+
+    def number(controller: str, old: str, new: str, key: str = "") -> float | None:
+        place = controllers().get(controller)
+        if place is None:
+            return None
+        file = place / _OURS / id / (new if place == hierarchies().get("unified") else old)
+        try:
+            text = file.read_text()
+        except OSError:
+            return None
+        words = text.split()
+        return float(words[words.index(key) + 1] if key in words else words[0])
+
+    unified = "cpuacct" not in controllers()
+    cpu = number("cpu" if unified else "cpuacct", "cpuacct.usage", "cpu.stat", "usage_usec")
+    found = {
+        "cpu_seconds": None if cpu is None else cpu / (1e6 if unified else 1e9),
+        "memory_bytes": number("memory", "memory.usage_in_bytes", "memory.current"),
+        "processes": number("pids", "pids.current", "pids.current"),
+    }
+    return {name: value for name, value in found.items() if value is not None}

@@ -1,0 +1,259 @@
+"""One driver for runc, crun and runsc: starts, stops, freezes, counts, saves memory.
+
+It owns the folders bundle/, root/, runtime/ and log/ of a sandbox's folder and its control groups. It knows nothing of
+the guest, of layers' meaning, or of who calls. `bundle/process` (pid and start time of process 1) is written last: a
+sandbox without it is half started, and stop() undoes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from sandkeep.errors import RuntimeFailed, RuntimeMissing, Unsupported
+from sandkeep.model import Limits
+from sandkeep.runtime import cgroup, kernel, overlay, process, spec
+from sandkeep.runtime.elevate import elevated, id_map, is_root
+from sandkeep.runtime.plan import Plan
+from sandkeep.runtime.rotation import rotate
+
+Name = Literal["runc", "crun", "runsc"]
+
+_PATIENCE = 120.0
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# A shell that joins the groups it is given and then becomes the runtime.
+_JOIN = ["/bin/sh", "-c", 'while [ "$1" != -- ]; do echo 0 >"$1" || exit 1; shift; done; shift; exec "$@"', "join"]
+
+
+@dataclass(frozen=True)
+class Driver:
+    name: Name
+    own_limits: bool  # the runtime makes the control groups itself
+    memory: bool  # can save and restore a running sandbox's memory
+    install: str
+
+    def path(self) -> str:
+        found = shutil.which(self.name, path=os.environ.get("PATH", "") + ":" + _PATH)
+        if not found:
+            raise RuntimeMissing(f"{self.name} is not installed", self.install)
+        return found
+
+    def start(self, plan: Plan) -> None:
+        """Returns when process 1 runs; on failure nothing is left of it."""
+        self._begin(plan, [])
+
+    def restore(self, plan: Plan, image: Path) -> None:
+        """Start from a memory image, with the bundle that was used when it was taken."""
+        self._needs_memory()
+        self._begin(plan, ["--image-path", str(image)])
+
+    def _begin(self, plan: Plan, image: list[str]) -> None:
+        self.path()
+        for folder in ("bundle", "root", "run", "runtime", "log"):
+            (plan.dir / folder).mkdir(parents=True, exist_ok=True)
+        if self.alive(plan.id, plan.dir):
+            raise RuntimeFailed(f"sandbox {plan.id} already runs")
+        (plan.dir / "bundle/config.json").write_text(json.dumps(spec.bundle(plan, self._facts())))
+        try:
+            elevated(_launch, self, plan, image)
+            self._record(plan.id, plan.dir)
+        except BaseException:
+            self.stop(plan.id, plan.dir)
+            raise
+
+    def _facts(self) -> spec.Facts:
+        return spec.Facts(
+            many_ids=id_map() != "one",
+            user_namespace=not is_root() or kernel.in_user_namespace(),
+            cgroups=self.own_limits and cgroup.usable(),
+            swap_limit=cgroup.swap_limit(),
+            rlimit_pids=not cgroup.usable(),
+        )
+
+    def _record(self, id: str, dir: Path) -> None:
+        pid = int((dir / "bundle/pid").read_text())
+        one = process.find(pid)
+        if one is None or not one.alive():
+            raise RuntimeFailed(f"process 1 of sandbox {id} ended at once: {tail(dir)}")
+        fresh = dir / "bundle/process.new"
+        fresh.write_text(f"{one.pid} {one.started}")
+        fresh.rename(dir / "bundle/process")
+
+    def command(self, plan: Plan, image: list[str]) -> list[str]:
+        verb = ["restore", *image] if image else ["run"]
+        pid_file = str(plan.dir / "bundle/pid")
+        argv = [*self.base_command(plan.dir, plan.network), *verb, "--detach", "--bundle", str(plan.dir / "bundle")]
+        return [*argv, "--pid-file", pid_file, plan.id]
+
+    def base_command(self, dir: Path, network: str) -> list[str]:
+        return [self.path(), "--root", str(dir / "runtime")]
+
+    def enter(self, plan: Plan) -> None:
+        """Called in the launching thread's own mount namespace, after the root is mounted."""
+
+    def stop(self, id: str, dir: Path) -> None:
+        """Kill everything and remove what the runtime made. Safe to repeat, and for one that is half started."""
+        known = self._process(dir)
+        if known is None or not cgroup.groups(id):
+            for one in process.naming(str(dir / "runtime")):
+                one.kill()
+        if known is not None:
+            _thaw_if_frozen(id)
+            known.kill(_PATIENCE)
+        cgroup.destroy(id)
+        shutil.rmtree(dir / "runtime", ignore_errors=not (dir / "runtime").exists())
+        for name in ("process", "process.new", "pid"):
+            (dir / "bundle" / name).unlink(missing_ok=True)
+
+    def freeze(self, id: str, dir: Path) -> None:
+        """Returns when every process of the sandbox stands still."""
+        self._needs_groups("freeze")
+        cgroup.freeze(id)
+
+    def thaw(self, id: str, dir: Path) -> None:
+        self._needs_groups("thaw")
+        cgroup.thaw(id)
+
+    def _needs_groups(self, verb: str) -> None:
+        if not cgroup.usable():
+            raise Unsupported(f"can't {verb} a sandbox without control groups", "run as root, or let the guest stop its processes")
+
+    def alive(self, id: str, dir: Path) -> bool:
+        known = self._process(dir)
+        return known is not None and known.alive()
+
+    def pid(self, id: str, dir: Path) -> int | None:
+        """Process 1 (for runsc: the sandbox's own kernel) as a pid of the host."""
+        known = self._process(dir)
+        return known.pid if known is not None and known.alive() else None
+
+    def _process(self, dir: Path) -> process.Process | None:
+        try:
+            pid, started = (dir / "bundle/process").read_text().split()
+        except FileNotFoundError:
+            return None
+        return process.Process(int(pid), int(started))
+
+    def rotate(self, plan: Plan) -> None:
+        """Switch a living sandbox's root to the overlays of `plan`; only process 1 may hold files there."""
+        pid = self.pid(plan.id, plan.dir)
+        if pid is None:
+            raise RuntimeFailed(f"sandbox {plan.id} does not run")
+        elevated(rotate, plan, pid, join=pid)
+
+    def checkpoint(self, id: str, dir: Path, image: Path, leave_running: bool) -> None:
+        self._needs_memory()
+        raise AssertionError
+
+    def _needs_memory(self) -> None:
+        if not self.memory:
+            raise Unsupported(f"{self.name} can't save memory", "create the sandbox with runtime='runsc'")
+
+    def usage(self, id: str, dir: Path) -> dict[str, float]:
+        """cpu_seconds, memory_bytes and processes where the host counts them; pss_bytes always."""
+        pid = self.pid(id, dir)
+        return {**cgroup.usage(id), "pss_bytes": sum(map(process.pss, cgroup.pids(id) or ([pid] if pid else [])))}
+
+    def enforceable(self, limits: Limits) -> list[str]:
+        """Why each limit that this host can't hold is not held; empty when all hold."""
+        problems = []
+        for name in cgroup.missing(limits):
+            if name == "pids" and self.name != "runsc":
+                continue  # bounded by RLIMIT_NPROC instead
+            problems.append(f"{name}: no {name} control group can be made here" + ("" if is_root() else "; run as root"))
+        if limits.disk is not None:
+            problems.append("disk: needs project quotas, which this release does not set")
+        return problems
+
+
+class Crun(Driver):
+    def enter(self, plan: Plan) -> None:
+        """crun refuses hosts that have both versions of control groups; show it the unified one alone."""
+        if not cgroup.is_unified() and "unified" in cgroup.hierarchies():
+            tree = kernel.clone_tree(str(cgroup.hierarchies()["unified"]))
+            place = os.open("/sys/fs/cgroup", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                kernel.attach(tree, place)
+            finally:
+                os.close(tree)
+                os.close(place)
+
+    def base_command(self, dir: Path, network: str) -> list[str]:
+        return [*super().base_command(dir, network), "--cgroup-manager", "cgroupfs" if cgroup.usable() else "disabled"]
+
+
+class Runsc(Driver):
+    def base_command(self, dir: Path, network: str) -> list[str]:
+        flags = ["--platform=systrap", "--ignore-cgroups", "--overlay2=none", "--file-access=shared", "--host-uds=all"]
+        return [self.path(), f"--root={dir / 'runtime'}", *flags, f"--network={network}"]
+
+    def rotate(self, plan: Plan) -> None:
+        raise Unsupported("runsc can't switch the root of a running sandbox", "copy what changed, or start it anew")
+
+    def checkpoint(self, id: str, dir: Path, image: Path, leave_running: bool) -> None:
+        """Save the memory of every process into the folder `image`. Unless left running, the sandbox ends."""
+        image.mkdir(parents=True, exist_ok=True)
+        network = "none" if "network" in (dir / "bundle/config.json").read_text() else "host"
+        flags = ["--image-path", str(image), *(["--leave-running"] if leave_running else [])]
+        elevated(_run, [*self.base_command(dir, network), "checkpoint", *flags, id], str(dir))
+        if not leave_running:
+            self.stop(id, dir)
+
+
+RUNC = Driver("runc", own_limits=True, memory=False, install="apt-get install runc")
+CRUN = Crun("crun", own_limits=False, memory=False, install="apt-get install crun")
+RUNSC = Runsc("runsc", own_limits=False, memory=True, install="install runsc (gVisor) of 2024 or newer")
+DRIVERS: dict[str, Driver] = {driver.name: driver for driver in (RUNC, CRUN, RUNSC)}
+
+
+def _launch(driver: Driver, plan: Plan, image: list[str]) -> None:
+    """Mount the root in a namespace that only the runtime inherits, and run the runtime there."""
+    join: list[str] = []
+    if not driver.own_limits and cgroup.usable():
+        join = [*_JOIN, *map(str, cgroup.make(plan.id, plan.limits)), "--"]
+
+    def launch() -> None:
+        kernel.private_mounts()
+        overlay.attach(overlay.build(plan), plan.dir / "root")
+        driver.enter(plan)
+        _run([*join, *driver.command(plan, image)], str(plan.dir))
+
+    kernel.in_thread(launch)
+
+
+def _run(argv: list[str], dir: str) -> None:
+    """Run a runtime's command to its end; what it and process 1 say goes to log/console."""
+    with open(Path(dir) / "log/console", "ab") as console:
+        before = console.tell()
+        try:
+            code = subprocess.run(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=console,
+                cwd="/",
+                env={"PATH": _PATH},
+                start_new_session=True,
+                timeout=_PATIENCE,
+            ).returncode
+        except subprocess.TimeoutExpired:
+            raise RuntimeFailed(f"{Path(argv[0]).name} did not answer in {_PATIENCE:.0f} s: {tail(Path(dir), before)}")
+    if code:
+        raise RuntimeFailed(f"the runtime said no ({code}): {tail(Path(dir), before)}", "run `sandkeep doctor`")
+
+
+def tail(dir: Path, since: int = 0) -> str:
+    """The last words in the console."""
+    with open(dir / "log/console", "rb") as console:
+        console.seek(max(since, console.seek(0, os.SEEK_END) - 2000))
+        return console.read().decode(errors="replace").strip()
+
+
+def _thaw_if_frozen(id: str) -> None:
+    if cgroup.usable() and cgroup.groups(id):
+        cgroup.thaw(id)

@@ -1,0 +1,147 @@
+"""Doing what needs root, as root or as an ordinary user.
+
+Root calls the function. An ordinary user runs it in a child process that is root of a user namespace: id 0 is the
+user, ids 1 to 65536 are the user's subordinate ids where the host grants them (/etc/subuid and newuidmap). Sandboxes
+are started from the same maps, so that a file means the same owner everywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import pwd
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sandkeep.errors import RuntimeFailed
+from sandkeep.runtime import kernel
+
+T = TypeVar("T")
+
+_SOURCE = Path(__file__).resolve().parents[2]
+
+
+def is_root() -> bool:
+    return os.geteuid() == 0
+
+
+@cache
+def subordinate(file: str = "/etc/subuid") -> tuple[int, int] | None:
+    """The first range of subordinate ids that this user may use, if any: (first, count)."""
+    names = {str(os.getuid())}
+    try:
+        names.add(pwd.getpwuid(os.getuid()).pw_name)
+    except KeyError:
+        pass
+    try:
+        lines = Path(file).read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        name, _, rest = line.strip().partition(":")
+        first, _, count = rest.partition(":")
+        if name in names and first.isdigit() and count.isdigit() and int(count) > 1000:
+            return int(first), int(count)
+    return None
+
+
+@cache
+def id_map() -> str:
+    """How ids inside become ids of the host: "root", "many" (subordinate ids) or "one" (only id 0 exists inside)."""
+    if is_root():
+        with open("/proc/self/uid_map") as ids:
+            return "root" if sum(int(line.split()[2]) for line in ids) > 1000 else "one"
+    tools = shutil.which("newuidmap") and shutil.which("newgidmap")
+    return "many" if tools and subordinate() and subordinate("/etc/subgid") else "one"
+
+
+def elevated(function: Callable[..., T], *arguments: Any, join: int | None = None) -> T:
+    """`function(*arguments)` as root: here, or in a user namespace (that of process `join`, or a new one).
+
+    The function must be a module's own, its arguments, result and exceptions picklable.
+    """
+    if is_root():
+        return function(*arguments)
+    environment = {"PYTHONPATH": os.pathsep.join([str(_SOURCE), *filter(None, sys.path)]), "PATH": _path()}
+    child = subprocess.Popen(
+        [sys.executable, "-S", "-c", "from sandkeep.runtime.elevate import _child; _child()", str(join or 0)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        close_fds=True,
+    )
+    assert child.stdin and child.stdout and child.stderr
+    with child:
+        try:
+            if join is None:
+                _map_ids(child)
+            told, words = child.communicate(pickle.dumps((function, arguments)))
+        except BaseException:
+            child.kill()
+            raise
+    if not told:
+        raise RuntimeFailed(
+            f"no user namespace: {words.decode(errors='replace').strip() or 'the helper process died'}",
+            "run `sandkeep doctor`; user namespaces may be switched off (sysctl kernel.unprivileged_userns_clone)",
+        )
+    good, value = pickle.loads(told)
+    if good:
+        result: T = value
+        return result
+    raise value
+
+
+def _path() -> str:
+    return os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def _map_ids(child: subprocess.Popen[bytes]) -> None:
+    assert child.stdin and child.stdout
+    if child.stdout.read(1) != b"\n":
+        return
+    pid = str(child.pid)
+    if id_map() == "many":
+        for tool, file, own in (("newuidmap", "/etc/subuid", os.getuid()), ("newgidmap", "/etc/subgid", os.getgid())):
+            first, count = subordinate(file) or (0, 0)
+            argv = [tool, pid, "0", str(own), "1", "1", str(first), str(min(count, 65536))]
+            ran = subprocess.run(argv, capture_output=True, env={"PATH": _path()}, text=True)
+            if ran.returncode:
+                raise RuntimeFailed(f"{tool}: {ran.stderr.strip()}", f"check {file} and that {tool} is setuid root")
+    else:
+        Path(f"/proc/{pid}/setgroups").write_text("deny")
+        Path(f"/proc/{pid}/gid_map").write_text(f"0 {os.getgid()} 1")
+        Path(f"/proc/{pid}/uid_map").write_text(f"0 {os.getuid()} 1")
+    child.stdin.write(b"\n")
+    child.stdin.flush()
+
+
+def _child() -> None:
+    """The helper process: enter the namespace, become its root, do the call, send the answer."""
+    asked, answer = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    join = int(sys.argv[1])
+    if join:
+        with open(f"/proc/{join}/ns/user") as namespace:
+            kernel.setns(namespace.fileno(), kernel.CLONE_NEWUSER)
+    else:
+        kernel.unshare(kernel.CLONE_NEWUSER)
+        answer.write(b"\n")
+        answer.flush()
+        asked.readline()
+    if Path("/proc/self/setgroups").read_text().strip() == "allow":
+        os.setgroups([])
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    function, arguments = pickle.loads(asked.read())
+    try:
+        told = pickle.dumps((True, function(*arguments)))
+    except Exception as error:
+        told = pickle.dumps((False, error))
+    answer.write(told)
+    answer.close()

@@ -1,0 +1,142 @@
+"""Overlay mounts of a sandbox's root: which folders are stacked, and how the kernel is told.
+
+A tree covers the whole "/". Where the base is the host, /usr has an overlay of its own (a lower folder's own
+sub-mounts would not show), whose upper is the subfolder `usr` of the root's upper. Layer folders are handed to the
+kernel as /proc/self/fd/N: any length of path and of stack fits, and no path of the host is seen from inside.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandkeep.runtime import kernel
+from sandkeep.runtime.plan import Plan
+
+# The same format with and without root: `user.overlay.*` attributes, no redirects, no index, stable inode numbers.
+_OPTIONS: list[tuple[str, str | None]] = [("userxattr", None), ("xino", "off"), ("index", "off")]
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One overlay: lower folders from the top down, and the writable pair."""
+
+    lowers: list[Path]
+    upper: Path
+    work: Path
+
+
+@dataclass
+class Root:
+    """Detached mounts, ready to be attached anywhere; close() drops what was not attached."""
+
+    root: int
+    usr: int | None
+
+    def close(self) -> None:
+        for tree in (self.root, self.usr):
+            if tree is not None:
+                os.close(tree)
+
+
+def stacks(plan: Plan) -> tuple[Stack, Stack | None]:
+    """The root's stack, and that of /usr where it has one."""
+    root = Stack([*plan.layers, plan.base.root], plan.upper, plan.work / "root")
+    if not plan.base.usr:
+        return root, None
+    lowers = [layer / "usr" for layer in plan.layers if (layer / "usr").is_dir()]
+    return root, Stack([*lowers, Path("/usr")], plan.upper / "usr", plan.work / "usr")
+
+
+def prepare(plan: Plan) -> None:
+    """Make the writable folders that are missing; what is there stays as it is."""
+    root, usr = stacks(plan)
+    if not root.upper.exists():
+        root.upper.mkdir(parents=True)
+        _like(plan.base.root, root.upper)
+    root.work.mkdir(parents=True, exist_ok=True)
+    if usr is None:
+        return
+    usr.work.mkdir(parents=True, exist_ok=True)
+    if not usr.upper.exists():
+        usr.upper.mkdir()
+        _like(usr.lowers[0], usr.upper)
+
+
+def _like(model: Path, folder: Path) -> None:
+    found = model.stat()
+    if (found.st_uid, found.st_gid) != (os.geteuid(), os.getegid()) and _mapped(found):
+        os.chown(folder, found.st_uid, found.st_gid)
+    os.chmod(folder, found.st_mode & 0o7777)
+
+
+def _mapped(found: os.stat_result) -> bool:
+    """False for an owner that has no id in this user namespace (it shows as the overflow id)."""
+    return 65534 not in (found.st_uid, found.st_gid)
+
+
+def build(plan: Plan) -> Root:
+    """The detached overlays of `plan`. /usr first: its upper lies inside the root's, and the kernel warns otherwise."""
+    prepare(plan)
+    root, usr = stacks(plan)
+    tree = _mount(usr) if usr else None
+    try:
+        return Root(_mount(root), tree)
+    except BaseException:
+        if tree is not None:
+            os.close(tree)
+        raise
+
+
+def _mount(stack: Stack) -> int:
+    with ExitStack() as opened:
+
+        def name(folder: Path) -> str:
+            fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            opened.callback(os.close, fd)
+            return f"/proc/self/fd/{fd}"
+
+        lowers = [name(folder) for folder in stack.lowers]
+        pair: list[tuple[str, str | None]] = [("upperdir", name(stack.upper)), ("workdir", name(stack.work))]
+        layers: list[tuple[str, str | None]] = [("lowerdir+", lower) for lower in lowers]
+        try:
+            return kernel.make_mount("overlay", [*_OPTIONS, *layers, *pair], kernel.MOUNT_ATTR_NODEV)
+        except OSError as error:
+            if error.errno != errno.EINVAL or "fsconfig lowerdir+" not in str(error):
+                raise
+        return _mount_classic([*_OPTIONS, ("lowerdir", ":".join(lowers)), *pair], stack.work)
+
+
+def _mount_classic(settings: list[tuple[str, str | None]], scratch: Path) -> int:
+    """Kernels before 6.7 have no `lowerdir+`: one option string, mounted for a moment on a folder of ours."""
+    data = ",".join(key if value is None else f"{key}={value}" for key, value in settings)
+    place = scratch.parent / "mounting"
+    place.mkdir(exist_ok=True)
+
+    def mounted() -> int:
+        kernel.private_mounts()
+        kernel.mount("overlay", str(place), "overlay", kernel.MS_NODEV, data)
+        return kernel.clone_tree(str(place))
+
+    return kernel.in_thread(mounted)
+
+
+def attach(tree: Root, place: Path) -> None:
+    """Mount the overlays on the folder `place` of the calling thread's mount namespace."""
+    try:
+        _attach(tree.root, place)
+        if tree.usr is not None:
+            _attach(tree.usr, place / "usr")
+    finally:
+        tree.close()
+
+
+def _attach(tree: int, place: Path) -> None:
+    target = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        kernel.attach(tree, target)
+    finally:
+        os.close(target)

@@ -1,0 +1,80 @@
+"""Processes of the host by identity: a pid with its start time, so that a reused pid is never mistaken for ours."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Process:
+    pid: int
+    started: int
+
+    def alive(self) -> bool:
+        found = _stat(self.pid)
+        return found is not None and found[0] not in "ZX" and found[1] == self.started
+
+    def kill(self, patience: float = 60.0) -> None:
+        """SIGKILL, and wait until it has ended."""
+        try:
+            handle = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return
+        try:
+            if self.alive():
+                try:
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+                except ProcessLookupError:
+                    return
+                waiting = select.poll()
+                waiting.register(handle, select.POLLIN)
+                waiting.poll(patience * 1000)
+        finally:
+            os.close(handle)
+
+
+def find(pid: int) -> Process | None:
+    found = _stat(pid)
+    return Process(pid, found[1]) if found else None
+
+
+def _stat(pid: int) -> tuple[str, int] | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = text[text.rindex(")") + 2 :].split()
+    return fields[0], int(fields[19])
+
+
+def naming(argument: str) -> list[Process]:
+    """The processes with this very argument, or with it after an `=`."""
+    wanted = os.fsencode(argument)
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        try:
+            words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if any(word == wanted or word.endswith(b"=" + wanted) for word in words):
+            one = find(int(name))
+            if one:
+                found.append(one)
+    return found
+
+
+def pss(pid: int) -> int:
+    """Proportional memory of one process in bytes; 0 where it has ended."""
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    except (FileNotFoundError, ProcessLookupError):
+        pass
+    return 0
