@@ -1,0 +1,154 @@
+"""Objects in a local folder: one file each, written beside the others in `tmp/`, synced, renamed, synced again."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sandkeep.errors import Corrupt, NotFound, StoreDenied, StoreError, StoreFull
+from sandkeep.store.objects import check_name, check_prefix
+
+TEMP = "tmp"  # what a crash leaves here is listed like any object, and gc removes it
+
+
+@contextmanager
+def _typed(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        raise
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StoreFull(f"no space left while it wanted to {what}", "free some disk space, or forget checkpoints and run gc") from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise StoreDenied(f"not allowed to {what}: {os.strerror(error.errno)}", "check the folder's owner and mode") from error
+        raise StoreError(f"could not {what}: {error.strerror}", "check the disk under the store's folder") from error
+
+
+class Folder:
+    def __init__(self, root: Path) -> None:
+        self.root = Path(os.path.abspath(os.path.expanduser(root)))
+        self.url = str(self.root)
+        self.parallel = 2
+
+    def put(self, name: str, data: bytes | bytearray | memoryview) -> None:
+        target = self.root / check_name(name)
+        temp = self.root / TEMP / secrets.token_hex(12)
+        with _typed(f"write {target}"):
+            try:
+                self._write(temp, data)
+            except FileNotFoundError:
+                _make(temp.parent)
+                self._write(temp, data)
+            try:
+                try:
+                    os.rename(temp, target)
+                except FileNotFoundError:
+                    _make(target.parent)
+                    os.rename(temp, target)
+                _sync(target.parent)
+            except OSError:
+                temp.unlink(missing_ok=True)
+                raise
+
+    @staticmethod
+    def _write(temp: Path, data: bytes | bytearray | memoryview) -> None:
+        handle = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            rest = memoryview(data).cast("B")
+            while rest:
+                rest = rest[os.write(handle, rest) :]
+            os.fsync(handle)
+        except BaseException:
+            os.unlink(temp)
+            raise
+        finally:
+            os.close(handle)
+
+    def get(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        path = self.root / check_name(name)
+        with _typed(f"read {path}"):
+            try:
+                handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    size = os.fstat(handle).st_size
+                    want = size - offset if length is None else length
+                    data = _read(handle, offset, want) if want > 0 else b""
+                finally:
+                    os.close(handle)
+            except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+                raise NotFound(f"{name} is not in the store {self.url}") from None
+        if want < 0 or len(data) != want:
+            raise Corrupt(f"{name} ends at {size} bytes, {offset + max(want, 0)} were expected", "run verify", object=name)
+        return data
+
+    def list(self, prefix: str, after: str = "") -> Iterator[tuple[str, int, float]]:
+        with _typed(f"list {self.root / check_prefix(prefix)}"):
+            yield from self._list(prefix, after)
+
+    def _list(self, prefix: str, after: str) -> Iterator[tuple[str, int, float]]:
+        try:
+            with os.scandir(self.root / prefix) as scan:
+                entries = [(entry.name + "/" if entry.is_dir(follow_symlinks=False) else entry.name, entry) for entry in scan]
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for name, entry in sorted(((prefix + name, entry) for name, entry in entries), key=lambda pair: pair[0]):
+            if name.endswith("/"):
+                if name > after or after.startswith(name):
+                    yield from self._list(name, after)
+            elif name > after:
+                try:
+                    status = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                yield name, status.st_size, status.st_mtime
+
+    def delete(self, names: Iterable[str]) -> None:
+        for name in names:
+            with _typed(f"delete {self.root / check_name(name)}"):
+                try:
+                    os.unlink(self.root / name)
+                except (FileNotFoundError, NotADirectoryError):
+                    pass
+
+    def size(self, name: str) -> int | None:
+        with _typed(f"look at {self.root / check_name(name)}"):
+            try:
+                return os.stat(self.root / name).st_size
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+
+def _read(handle: int, offset: int, length: int) -> bytes:
+    data = os.pread(handle, length, offset)
+    if len(data) in (0, length):
+        return data
+    parts = [data]
+    got = len(data)
+    while got < length and (data := os.pread(handle, length - got, offset + got)):
+        parts.append(data)
+        got += len(data)
+    return b"".join(parts)
+
+
+def _make(folder: Path) -> None:
+    """mkdir -p, each new entry synced into its parent."""
+    missing = []
+    while not folder.is_dir():
+        missing.append(folder)
+        folder = folder.parent
+    for path in reversed(missing):
+        path.mkdir(exist_ok=True)
+        _sync(path.parent)
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,203 @@
+"""The bytes of the store: sealed objects, packs, index objects and names. Pure: no I/O, no state.
+
+docs/design.md, section 7, is the specification.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import struct
+import sys
+import threading
+import time
+import zlib
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import zstandard
+
+from sandkeep.errors import Corrupt
+
+VERSION = 1
+SEAL = b"SKSEAL\x01\n"
+PACK = b"SKPACK\x01\n"
+MAX_BLOB = 64 << 20
+MAX_INDEX = 1 << 30  # bytes of one decompressed index object
+
+_PACK_NAME = re.compile(r"packs/[0-9a-f-]{1,100}")
+_HEAD = struct.Struct("<II")
+_BLOCK = struct.Struct("<IIII")
+_TRAILER = struct.Struct("<I")
+_PACK_HEAD = struct.Struct("<BI")
+_local = threading.local()
+
+
+def unique() -> str:
+    """A name nobody else will pick; later ones sort later as far as clocks agree."""
+    return f"{time.time_ns() // 1000:014x}-{secrets.token_hex(8)}"
+
+
+def sha256(data: bytes | bytearray | memoryview) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+def compress(data: bytes, level: int) -> bytes:
+    """Compressors are reused: one for each thread and level."""
+    made: dict[int, zstandard.ZstdCompressor] = _local.__dict__.setdefault("compressors", {})
+    if level not in made:
+        made[level] = zstandard.ZstdCompressor(level=level, write_content_size=True)
+    return made[level].compress(data)
+
+
+def decompress(data: bytes | memoryview, size: int | None, limit: int, what: str) -> bytes:
+    """Exactly `size` bytes if given, never more than `limit`: what a frame claims is checked before memory is taken."""
+    if "decompressor" not in _local.__dict__:
+        _local.decompressor = zstandard.ZstdDecompressor()
+    try:
+        claimed = zstandard.frame_content_size(data)
+        if not 0 <= claimed <= limit or (size is not None and claimed != size):
+            raise Corrupt(f"{what} claims {claimed} bytes", "run verify", object=what)
+        raw: bytes = _local.decompressor.decompress(data, max_output_size=claimed, allow_extra_data=False)
+    except (zstandard.ZstdError, MemoryError) as error:
+        raise Corrupt(f"{what} does not decompress: {error}", "run verify", object=what) from error
+    if len(raw) != claimed:
+        raise Corrupt(f"{what} is {len(raw)} bytes, not {claimed}", "run verify", object=what)
+    return raw
+
+
+def seal(name: str, payload: bytes) -> bytes:
+    """A small object that shows any change of its bytes, and that it is not another one under a wrong name."""
+    return SEAL + _seal_sum(name, payload) + payload
+
+
+def unseal(name: str, data: bytes) -> bytes:
+    payload = data[40:]
+    if len(data) < 40 or data[:8] != SEAL or data[8:40] != _seal_sum(name, payload):
+        raise Corrupt(f"{name} is damaged: its checksum is wrong", "run verify", object=name)
+    return payload
+
+
+def _seal_sum(name: str, payload: bytes) -> bytes:
+    return hashlib.sha256(name.encode() + b"\0" + payload).digest()
+
+
+@dataclass(frozen=True)
+class Block:
+    """A run of blobs compressed together; stored as it is when that did not make it smaller."""
+
+    offset: int  # in the pack
+    stored: int
+    raw: int
+    crc: int  # of the stored bytes
+    blobs: int
+
+
+@dataclass(frozen=True)
+class PackIndex:
+    """What one pack holds: its blocks in order, and the ids and lengths of their blobs in order."""
+
+    name: str
+    blocks: list[Block]
+    ids: bytes
+    lengths: array[int]
+
+    def rows(self) -> Iterator[tuple[bytes, int, int, int]]:
+        """(blob id, block number, offset in the block, length)"""
+        at = 0
+        for number, block in enumerate(self.blocks):
+            start = 0
+            for k in range(at, at + block.blobs):
+                yield self.ids[32 * k : 32 * k + 32], number, start, self.lengths[k]
+                start += self.lengths[k]
+            at += block.blobs
+
+    @property
+    def size(self) -> int:
+        """Bytes of blocks with the head of the pack, without its footer."""
+        return len(PACK) + sum(block.stored for block in self.blocks)
+
+    def encode(self) -> bytes:
+        head = _HEAD.pack(len(self.blocks), len(self.lengths))
+        return b"".join([head, *(_BLOCK.pack(b.stored, b.raw, b.crc, b.blobs) for b in self.blocks), self.ids, _little(self.lengths).tobytes()])
+
+    @classmethod
+    def decode(cls, name: str, data: bytes) -> PackIndex:
+        try:
+            blocks_count, blobs_count = _HEAD.unpack_from(data)
+            ids_at = _HEAD.size + blocks_count * _BLOCK.size
+            if len(data) != ids_at + 36 * blobs_count:
+                raise ValueError("wrong length")
+            ids = data[ids_at : ids_at + 32 * blobs_count]
+            lengths = array("I")
+            lengths.frombytes(data[ids_at + 32 * blobs_count :])
+            lengths = _little(lengths)
+            blocks, offset, at = [], len(PACK), 0
+            for stored, raw, crc, blobs in _BLOCK.iter_unpack(data[_HEAD.size : ids_at]):
+                if raw > MAX_BLOB or stored > raw or sum(lengths[at : at + blobs]) != raw:
+                    raise ValueError("sizes do not add up")
+                blocks.append(Block(offset, stored, raw, crc, blobs))
+                offset, at = offset + stored, at + blobs
+            if at != blobs_count:
+                raise ValueError("blobs without a block")
+        except (ValueError, struct.error) as error:
+            raise Corrupt(f"the index of pack {name} makes no sense: {error}", "run verify", object=name) from error
+        return cls(name, blocks, ids, lengths)
+
+
+def _little(numbers: array[int]) -> array[int]:
+    if sys.byteorder == "big":
+        numbers = array("I", numbers)
+        numbers.byteswap()
+    return numbers
+
+
+def pack_footer(index: PackIndex) -> bytes:
+    footer = seal(index.name, compress(index.encode(), 1))
+    return footer + _TRAILER.pack(len(footer))
+
+
+def footer_length(last4: bytes) -> int:
+    return int(_TRAILER.unpack(last4)[0])
+
+
+def read_footer(name: str, footer: bytes) -> PackIndex:
+    return PackIndex.decode(name, decompress(unseal(name, footer), None, MAX_INDEX, name))
+
+
+def index_object(name: str, packs: Iterable[PackIndex]) -> bytes:
+    parts = []
+    for pack in packs:
+        text, body = pack.name.encode(), pack.encode()
+        parts += [_PACK_HEAD.pack(len(text), len(body)), text, body]
+    return seal(name, compress(b"".join(parts), 1))
+
+
+def read_index_object(name: str, data: bytes) -> list[PackIndex]:
+    raw = decompress(unseal(name, data), None, MAX_INDEX, name)
+    found, at = [], 0
+    try:
+        while at < len(raw):
+            text_length, body_length = _PACK_HEAD.unpack_from(raw, at)
+            at += _PACK_HEAD.size
+            text, at = raw[at : at + text_length].decode("ascii"), at + text_length
+            if not _PACK_NAME.fullmatch(text):
+                raise ValueError("a pack has an impossible name")
+            found.append(PackIndex.decode(text, raw[at : at + body_length]))
+            at += body_length
+        if at != len(raw):
+            raise ValueError("it ends too early")
+    except (ValueError, struct.error) as error:
+        raise Corrupt(f"{name} makes no sense: {error}", "run verify", object=name) from error
+    return found
+
+
+def unblock(stored: bytes | memoryview, raw: int, what: str) -> bytes | memoryview:
+    """A block's bytes from its stored form."""
+    return stored if len(stored) == raw else decompress(stored, raw, MAX_BLOB, what)
+
+
+def crc32(data: bytes | memoryview) -> int:
+    return zlib.crc32(data)

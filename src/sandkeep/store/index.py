@@ -1,0 +1,280 @@
+"""The local index: which blob lies where, kept in SQLite as a cache of the store's index objects.
+
+It may be shared by many processes, deleted at any time, or stale; nothing is ever only here. One process at a time brings
+it up to date (a file lock), everybody reads it at once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandkeep.errors import Corrupt, NotFound, StoreError
+from sandkeep.store.format import PackIndex, read_index_object
+from sandkeep.store.objects import Objects
+
+WINDOW = 1000  # the newest names listed again at each refresh: one page of an S3 listing
+
+_SCHEMA = """
+CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
+CREATE TABLE source(name TEXT PRIMARY KEY, bad INT NOT NULL) WITHOUT ROWID;
+CREATE TABLE pack(number INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL, size INT NOT NULL);
+CREATE TABLE names(source TEXT, pack INT, PRIMARY KEY(source, pack)) WITHOUT ROWID;
+CREATE INDEX names_pack ON names(pack);
+CREATE TABLE block(number INTEGER PRIMARY KEY, start INT, stored INT, raw INT, crc INT);
+CREATE TABLE blob(id BLOB, block INT, start INT, length INT, PRIMARY KEY(id, block)) WITHOUT ROWID;
+CREATE TABLE record(kind TEXT, name TEXT, data BLOB, PRIMARY KEY(kind, name)) WITHOUT ROWID;
+"""
+_BLOCK_BITS = 24  # a block's number is its pack's number and its place in the pack
+_BATCH = 900
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one copy of a blob lies."""
+
+    id: bytes
+    pack: str
+    offset: int
+    stored: int
+    raw: int
+    crc: int
+    start: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Marks:
+    """What collectors have left in the store: which removals happened, and which are announced."""
+
+    epoch: str
+    condemned: tuple[str, ...]
+
+
+def read_marks(objects: Objects) -> Marks:
+    names = [name for name, _, _ in objects.list("gc/")]
+    epoch = " ".join(name for name in names if name.startswith("gc/epoch-"))
+    return Marks(epoch, tuple(name for name in names if name.startswith("gc/condemned-")))
+
+
+class Index:
+    def __init__(self, objects: Objects, folder: Path, store_id: str) -> None:
+        self.objects = objects
+        self.folder = folder
+        self._store_id = store_id
+        self._mutex = threading.RLock()
+        self._held = 0
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lock_file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        with self.locked():
+            self._open()
+
+    def close(self) -> None:
+        with self._mutex:
+            self._db.close()
+            if self._lock_file >= 0:
+                os.close(self._lock_file)
+            self._lock_file = -1
+
+    # the file itself
+
+    def _open(self) -> None:
+        try:
+            self._connect()
+        except sqlite3.DatabaseError:
+            self._wipe()
+            self._connect()
+
+    def _connect(self) -> None:
+        self._db = sqlite3.connect(self.folder / "index.db", timeout=120, isolation_level=None, check_same_thread=False)
+        try:
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            self._db.execute("PRAGMA temp_store=FILE")
+            tables = {row[0] for row in self._db.execute("SELECT name FROM sqlite_master")}
+            if "meta" not in tables:
+                self._db.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}COMMIT;")
+                self._set("store", self._store_id)
+            if self._get("store") != self._store_id:
+                raise sqlite3.DatabaseError("the cache of another store")
+        except sqlite3.DatabaseError:
+            self._db.close()
+            raise
+
+    def _wipe(self) -> None:
+        for suffix in ("", "-wal", "-shm"):
+            (self.folder / f"index.db{suffix}").unlink(missing_ok=True)
+
+    def rebuild(self) -> None:
+        """Throw the cache away and read it from the store again."""
+        with self.locked():
+            self._db.close()
+            self._wipe()
+            self._connect()
+            self.sync(full=True)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One writer of the cache at a time, over all threads and processes. May be nested."""
+        with self._mutex:
+            if not self._held:
+                fcntl.flock(self._lock_file, fcntl.LOCK_EX)
+            self._held += 1
+            try:
+                yield
+            finally:
+                self._held -= 1
+                if not self._held:
+                    fcntl.flock(self._lock_file, fcntl.LOCK_UN)
+
+    @contextmanager
+    def change(self) -> Iterator[sqlite3.Connection]:
+        with self.locked():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+            except BaseException:
+                self._db.rollback()
+                raise
+            self._db.commit()
+
+    def rows(self, sql: str, args: Sequence[object] = ()) -> list[tuple[object, ...]]:
+        with self._mutex:
+            try:
+                return self._db.execute(sql, args).fetchall()
+            except sqlite3.DatabaseError:
+                self.rebuild()
+                return self._db.execute(sql, args).fetchall()
+
+    def _get(self, key: str) -> str | None:
+        row = self._db.execute("SELECT value FROM meta WHERE key=?", (key,)).fetchone()
+        return str(row[0]) if row else None
+
+    def _set(self, key: str, value: str) -> None:
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES(?,?)", (key, value))
+
+    # from the store
+
+    def sync(self, full: bool = False) -> Marks:
+        """Bring the cache up to date. When no collector has removed anything since, only the newest names are listed."""
+        with self.locked():
+            for _ in range(10):
+                marks = read_marks(self.objects)
+                try:
+                    self._sync(marks, full)
+                    return marks
+                except NotFound:
+                    full = True
+                except sqlite3.DatabaseError:
+                    self._db.close()
+                    self._wipe()
+                    self._connect()
+            raise StoreError("the store's index keeps changing while it is read", "try again")
+
+    def _sync(self, marks: Marks, full: bool) -> None:
+        after = ""
+        if not full and marks.epoch == self._get("epoch"):
+            row = self._db.execute("SELECT name FROM source ORDER BY name DESC LIMIT 1 OFFSET ?", (WINDOW - 1,)).fetchone()
+            after = row[0] if row else ""
+        listed = [name for name, _, _ in self.objects.list("index/", after=after)]
+        known = {row[0] for row in self._db.execute("SELECT name FROM source WHERE name > ? AND NOT bad", (after,))}
+        fresh, gone = [name for name in listed if name not in known], known.difference(listed)
+        if not fresh and not gone and marks.epoch == self._get("epoch"):
+            return
+        with self.change() as db:
+            db.execute("DELETE FROM source WHERE bad AND name > ?", (after,))
+            for name, packs in _fetch(self.objects, fresh):
+                self._insert(db, name, packs)
+            self._drop(db, gone)
+            self._set("epoch", marks.epoch)
+
+    def add(self, name: str, packs: Iterable[PackIndex]) -> None:
+        """An index object this process has just written."""
+        with self.change() as db:
+            self._insert(db, name, list(packs))
+
+    def _insert(self, db: sqlite3.Connection, name: str, packs: list[PackIndex] | None) -> None:
+        db.execute("INSERT OR REPLACE INTO source VALUES(?,?)", (name, packs is None))
+        for pack in packs or ():
+            row = db.execute("SELECT number FROM pack WHERE name=?", (pack.name,)).fetchone()
+            if row is None:
+                number = db.execute("INSERT INTO pack(name, size) VALUES(?,?)", (pack.name, pack.size)).lastrowid or 0
+                base = number << _BLOCK_BITS
+                db.executemany("INSERT INTO block VALUES(?,?,?,?,?)", ((base + n, b.offset, b.stored, b.raw, b.crc) for n, b in enumerate(pack.blocks)))
+                rows = sorted((blob, base + block, start, length) for blob, block, start, length in pack.rows())
+                db.executemany("INSERT OR IGNORE INTO blob VALUES(?,?,?,?)", rows)
+            else:
+                number = row[0]
+            db.execute("INSERT OR IGNORE INTO names VALUES(?,?)", (name, number))
+
+    def _drop(self, db: sqlite3.Connection, sources: Iterable[str]) -> None:
+        for name in sources:
+            db.execute("DELETE FROM source WHERE name=?", (name,))
+            db.execute("DELETE FROM names WHERE source=?", (name,))
+        gone = db.execute("SELECT number FROM pack WHERE number NOT IN (SELECT pack FROM names)").fetchall()
+        if not gone:
+            return
+        db.execute(f"DELETE FROM blob WHERE (block >> {_BLOCK_BITS}) NOT IN (SELECT pack FROM names)")
+        for (number,) in gone:
+            db.execute("DELETE FROM block WHERE number >= ? AND number < ?", (number << _BLOCK_BITS, (number + 1) << _BLOCK_BITS))
+            db.execute("DELETE FROM pack WHERE number=?", (number,))
+
+    # questions
+
+    def bad(self) -> list[str]:
+        """Index objects that could not be read: what they name is not found until gc has mended them."""
+        return [str(row[0]) for row in self.rows("SELECT name FROM source WHERE bad")]
+
+    def known(self, ids: Sequence[bytes], without: frozenset[str] = frozenset()) -> set[bytes]:
+        """Those of these blobs that some pack holds, `without` counting the packs so named."""
+        found: set[bytes] = set()
+        for at in range(0, len(ids), _BATCH):
+            batch = ids[at : at + _BATCH]
+            marks = ",".join("?" * len(batch))
+            if without:
+                found.update(place.id for place in self._places(batch) if place.pack not in without)
+            else:
+                found.update(row[0] for row in self.rows(f"SELECT id FROM blob WHERE id IN ({marks})", batch))  # type: ignore[misc]
+        return found
+
+    def places(self, ids: Sequence[bytes]) -> Iterator[Place]:
+        """Every copy of every one of these blobs."""
+        for at in range(0, len(ids), _BATCH):
+            yield from self._places(ids[at : at + _BATCH])
+
+    def _places(self, ids: Sequence[bytes]) -> list[Place]:
+        marks = ",".join("?" * len(ids))
+        found = self.rows(
+            "SELECT blob.id, pack.name, block.start, stored, raw, crc, blob.start, length FROM blob JOIN block ON block.number = blob.block "
+            f"JOIN pack ON pack.number = (blob.block >> {_BLOCK_BITS}) WHERE blob.id IN ({marks})",
+            ids,
+        )
+        return [Place(*row) for row in found]  # type: ignore[arg-type]
+
+    def length(self, blob: bytes) -> int | None:
+        found = self.rows("SELECT length FROM blob WHERE id=? LIMIT 1", (blob,))
+        return int(found[0][0]) if found else None  # type: ignore[call-overload]
+
+
+def _fetch(objects: Objects, names: Sequence[str]) -> Iterator[tuple[str, list[PackIndex] | None]]:
+    """Index objects, several at once; None for one that is damaged."""
+
+    def one(name: str) -> tuple[str, list[PackIndex] | None]:
+        try:
+            return name, read_index_object(name, objects.get(name))
+        except Corrupt:
+            return name, None
+
+    if len(names) <= 2:
+        yield from map(one, names)
+        return
+    with ThreadPoolExecutor(objects.parallel) as pool:
+        for at in range(0, len(names), 64):
+            yield from pool.map(one, names[at : at + 64])

@@ -1,0 +1,115 @@
+"""Leases: how writers and collectors know of each other without locks and without comparing clocks.
+
+docs/design.md, section 7, says why this is right.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import msgpack
+
+from sandkeep.errors import Corrupt, NotFound, StateConflict, StoreError
+from sandkeep.store.format import seal, unique, unseal
+from sandkeep.store.index import read_marks
+from sandkeep.store.objects import Objects
+
+LEASE = 900.0  # seconds; a collector takes a lease as lapsed at this age, its holder already at two thirds of it
+
+
+def now() -> float:
+    """Seconds that go on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def read_sealed(objects: Objects, name: str) -> Any:
+    return msgpack.unpackb(unseal(name, objects.get(name)), strict_map_key=False)
+
+
+def put_sealed(objects: Objects, name: str, value: Any) -> None:
+    objects.put(name, seal(name, msgpack.packb(value)))
+
+
+class Lease:
+    """Held from before the condemned packs are read until the last record is put."""
+
+    def __init__(self, objects: Objects, role: str, duration: float = LEASE) -> None:
+        self.objects, self.role, self.duration = objects, role, duration
+        self.id = unique()
+        self.name = f"writers/{self.id}"
+        self.seen: list[str] = []
+        self.condemned: frozenset[str] = frozenset()  # packs to be treated as absent
+        self._stop = threading.Event()
+        self._renewed = now()
+        self._keeper = threading.Thread(target=self._keep, name=f"lease-{self.id}", daemon=True)
+
+    def begin(self) -> None:
+        self._renew()
+        try:
+            while True:
+                marks = read_marks(self.objects)
+                try:
+                    named = {name: read_sealed(self.objects, name)["packs"] for name in marks.condemned}
+                    break
+                except NotFound:
+                    continue  # a collector has just finished with it
+                except Corrupt as error:
+                    raise Corrupt(f"{error.message}: what it condemns is unknown", "run gc, which sets it aside", **error.details) from error
+            if named:
+                self.seen = sorted(named)
+                self.condemned = frozenset(pack for packs in named.values() for pack in packs)
+                self._renew()
+        except BaseException:
+            self.end()
+            raise
+        self._keeper.start()
+
+    def end(self) -> None:
+        self._stop.set()
+        if self._keeper.is_alive():
+            self._keeper.join()
+        try:
+            self.objects.delete([self.name])
+        except StoreError:
+            pass  # it lapses by itself
+
+    def _renew(self) -> None:
+        asked = now()
+        put_sealed(self.objects, self.name, {"role": self.role, "seen": self.seen})
+        self._renewed = asked
+
+    def _keep(self) -> None:
+        wait = self.duration / 4
+        while not self._stop.wait(wait):
+            try:
+                if self.lapsed() or self.objects.size(f"expired/{self.id}") is not None:
+                    return
+                self._renew()
+                wait = self.duration / 4
+            except StoreError:
+                wait = self.duration / 40
+
+    def lapsed(self) -> bool:
+        return now() - self._renewed > self.duration * 2 / 3
+
+    def check(self) -> None:
+        if self.lapsed():
+            raise _lost()
+
+    def put(self, name: str, data: bytes) -> None:
+        """Put an object that names packs. Withdrawn if a collector has meanwhile given this lease up: the collector marks the
+        lease before it looks, we look for the mark after we have put, so one of the two sees the other."""
+        self.check()
+        self.objects.put(name, data)
+        if self.lapsed() or self.objects.size(f"expired/{self.id}") is not None:
+            self.objects.delete([name])
+            raise _lost()
+
+
+def _lost() -> StateConflict:
+    return StateConflict(
+        "the store was out of reach, or this machine asleep, for so long that what was written may have been collected; nothing was published",
+        "do it again",
+    )
