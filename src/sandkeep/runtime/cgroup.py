@@ -1,6 +1,6 @@
 """Control groups of sandboxes, version 1, 2 or both: limits, freezing, counting, killing, removing.
 
-Every sandbox's groups are /sandkeep/<id> in each hierarchy. Files are read and written directly: no program is started.
+Every sandbox's groups are /sandkeep-<id> in each hierarchy: no parent is shared, so that none is left. Files are read and written directly: no program is started.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from sandkeep.errors import RuntimeFailed
 from sandkeep.model import Limits
 
-_OURS = "sandkeep"
+_USED = ("memory", "cpu", "pids", "freezer", "cpuacct")
 _PERIOD = 100_000
 _PATIENCE = 60.0
 
@@ -39,12 +39,16 @@ def hierarchies() -> dict[str, Path]:
 def controllers() -> dict[str, Path]:
     """The controllers that can be used here, each with its hierarchy's mount point."""
     known = hierarchies()
-    found = {name: known[name] for name in ("memory", "cpu", "pids", "freezer", "cpuacct") if name in known}
+    found: dict[str, Path] = {name: known[name] for name in _USED if name in known}
     if "unified" in known:
         for name in (known["unified"] / "cgroup.controllers").read_text().split():
             found.setdefault(name, known["unified"])
         found.setdefault("freezer", known["unified"])
     return {name: place for name, place in found.items() if os.access(place, os.W_OK)}
+
+
+def name_of(id: str) -> str:
+    return f"sandkeep-{id}"
 
 
 def usable() -> bool:
@@ -71,34 +75,32 @@ def missing(limits: Limits) -> list[str]:
 def groups(id: str) -> list[Path]:
     """The sandbox's groups that exist."""
     places = dict.fromkeys(hierarchies().values())
-    return [group for group in (place / _OURS / id for place in places) if group.is_dir()]
+    return [group for group in (place / name_of(id) for place in places) if group.is_dir()]
 
 
 def make(id: str, limits: Limits) -> list[Path]:
     """Make the groups with their limits; a process that writes 0 to each answered file has joined."""
-    wanted = {name: place for name, place in controllers().items() if name in ("memory", "cpu", "pids", "freezer", "cpuacct")}
+    wanted = {name: place for name, place in controllers().items() if name in _USED}
     for name, place in wanted.items():
-        group = place / _OURS / id
+        group = place / name_of(id)
         if place == hierarchies().get("unified") and name != "freezer":
             _enable(place, name)
         group.mkdir(parents=True, exist_ok=True)
     _limit(id, limits)
-    return [place / _OURS / id / "cgroup.procs" for place in dict.fromkeys(wanted.values())]
+    return [place / name_of(id) / "cgroup.procs" for place in dict.fromkeys(wanted.values())]
 
 
 def _enable(place: Path, name: str) -> None:
-    (place / _OURS).mkdir(exist_ok=True)
-    for folder in (place, place / _OURS):
-        control = folder / "cgroup.subtree_control"
-        if name not in control.read_text().split():
-            control.write_text(f"+{name}")
+    control = place / "cgroup.subtree_control"
+    if name not in control.read_text().split():
+        control.write_text(f"+{name}")
 
 
 def _limit(id: str, limits: Limits) -> None:
     def put(controller: str, old: dict[str, object], new: dict[str, object]) -> None:
         place = controllers()[controller]
         for file, value in (new if place == hierarchies().get("unified") else old).items():
-            (place / _OURS / id / file).write_text(str(value))
+            (place / name_of(id) / file).write_text(str(value))
 
     if limits.memory is not None:
         swap: dict[str, object] = {"memory.memsw.limit_in_bytes": limits.memory} if swap_limit() else {}
@@ -114,7 +116,7 @@ def _limit(id: str, limits: Limits) -> None:
 
 def _freezer(id: str) -> Path:
     place = controllers().get("freezer")
-    group = place / _OURS / id if place else None
+    group = place / name_of(id) if place else None
     if group is None or not group.is_dir():
         raise RuntimeFailed(f"sandbox {id} has no freezer group", "it has ended, or this host has no freezer")
     return group
@@ -175,7 +177,7 @@ def destroy(id: str) -> None:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
-        if controllers().get("freezer", Path("/")) / _OURS / id in left:
+        if controllers().get("freezer", Path("/")) / name_of(id) in left:
             try:
                 thaw(id)
             except (RuntimeFailed, OSError):
@@ -205,7 +207,7 @@ def usage(id: str) -> dict[str, float]:
         place = controllers().get(controller)
         if place is None:
             return None
-        file = place / _OURS / id / (new if place == hierarchies().get("unified") else old)
+        file = place / name_of(id) / (new if place == hierarchies().get("unified") else old)
         try:
             text = file.read_text()
         except OSError:

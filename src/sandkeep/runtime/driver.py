@@ -26,8 +26,15 @@ Name = Literal["runc", "crun", "runsc"]
 
 _PATIENCE = 120.0
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# A shell that joins the groups it is given and then becomes the runtime.
-_JOIN = ["/bin/sh", "-c", 'while [ "$1" != -- ]; do echo 0 >"$1" || exit 1; shift; done; shift; exec "$@"', "join"]
+# A shell that joins the groups it is given and then becomes the runtime. The groups are named from the cwd, which still
+# shows them when something else is mounted there.
+_GROUPS = "/sys/fs/cgroup"
+_JOIN = [
+    "/bin/sh",
+    "-c",
+    'while [ "$1" != -- ]; do echo 0 >"$1" || exit 1; shift; done; shift; cd /; exec "$@"',
+    "join",
+]
 
 
 @dataclass(frozen=True)
@@ -93,7 +100,7 @@ class Driver:
     def base_command(self, dir: Path, network: str) -> list[str]:
         return [self.path(), "--root", str(dir / "runtime")]
 
-    def enter(self, plan: Plan) -> None:
+    def enter(self) -> None:
         """Called in the launching thread's own mount namespace, after the root is mounted."""
 
     def stop(self, id: str, dir: Path) -> None:
@@ -121,7 +128,9 @@ class Driver:
 
     def _needs_groups(self, verb: str) -> None:
         if not cgroup.usable():
-            raise Unsupported(f"can't {verb} a sandbox without control groups", "run as root, or let the guest stop its processes")
+            raise Unsupported(
+                f"can't {verb} a sandbox without control groups", "run as root, or let the guest stop its processes"
+            )
 
     def alive(self, id: str, dir: Path) -> bool:
         known = self._process(dir)
@@ -165,18 +174,20 @@ class Driver:
         for name in cgroup.missing(limits):
             if name == "pids" and self.name != "runsc":
                 continue  # bounded by RLIMIT_NPROC instead
-            problems.append(f"{name}: no {name} control group can be made here" + ("" if is_root() else "; run as root"))
+            problems.append(
+                f"{name}: no {name} control group can be made here" + ("" if is_root() else "; run as root")
+            )
         if limits.disk is not None:
             problems.append("disk: needs project quotas, which this release does not set")
         return problems
 
 
 class Crun(Driver):
-    def enter(self, plan: Plan) -> None:
+    def enter(self) -> None:
         """crun refuses hosts that have both versions of control groups; show it the unified one alone."""
         if not cgroup.is_unified() and "unified" in cgroup.hierarchies():
             tree = kernel.clone_tree(str(cgroup.hierarchies()["unified"]))
-            place = os.open("/sys/fs/cgroup", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            place = os.open(_GROUPS, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 kernel.attach(tree, place)
             finally:
@@ -184,7 +195,7 @@ class Crun(Driver):
                 os.close(place)
 
     def base_command(self, dir: Path, network: str) -> list[str]:
-        return [*super().base_command(dir, network), "--cgroup-manager", "cgroupfs" if cgroup.usable() else "disabled"]
+        return [*super().base_command(dir, network), "--cgroup-manager", "disabled"]
 
 
 class Runsc(Driver):
@@ -215,12 +226,13 @@ def _launch(driver: Driver, plan: Plan, image: list[str]) -> None:
     """Mount the root in a namespace that only the runtime inherits, and run the runtime there."""
     join: list[str] = []
     if not driver.own_limits and cgroup.usable():
-        join = [*_JOIN, *map(str, cgroup.make(plan.id, plan.limits)), "--"]
+        join = [*_JOIN, *(os.path.relpath(file, _GROUPS) for file in cgroup.make(plan.id, plan.limits)), "--"]
 
     def launch() -> None:
         kernel.private_mounts()
         overlay.attach(overlay.build(plan), plan.dir / "root")
-        driver.enter(plan)
+        os.chdir(_GROUPS if join else "/")
+        driver.enter()
         _run([*join, *driver.command(plan, image)], str(plan.dir))
 
     kernel.in_thread(launch)
@@ -230,19 +242,16 @@ def _run(argv: list[str], dir: str) -> None:
     """Run a runtime's command to its end; what it and process 1 say goes to log/console."""
     with open(Path(dir) / "log/console", "ab") as console:
         before = console.tell()
-        try:
-            code = subprocess.run(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=console,
-                stderr=console,
-                cwd="/",
-                env={"PATH": _PATH},
-                start_new_session=True,
-                timeout=_PATIENCE,
-            ).returncode
-        except subprocess.TimeoutExpired:
-            raise RuntimeFailed(f"{Path(argv[0]).name} did not answer in {_PATIENCE:.0f} s: {tail(Path(dir), before)}")
+        child = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=console, stderr=console, env={"PATH": _PATH}, start_new_session=True
+        )
+        # Popen.wait with a time-out sleeps up to 50 ms too long.
+        ended = process.wait(child.pid, _PATIENCE)
+        if not ended:
+            child.kill()
+        code = child.wait()
+    if not ended:
+        raise RuntimeFailed(f"the runtime did not answer in {_PATIENCE:.0f} s: {tail(Path(dir), before)}")
     if code:
         raise RuntimeFailed(f"the runtime said no ({code}): {tail(Path(dir), before)}", "run `sandkeep doctor`")
 

@@ -76,7 +76,6 @@ def elevated(function: Callable[..., T], *arguments: Any, join: int | None = Non
         env=environment,
         close_fds=True,
     )
-    assert child.stdin and child.stdout and child.stderr
     with child:
         try:
             if join is None:
@@ -102,7 +101,8 @@ def _path() -> str:
 
 
 def _map_ids(child: subprocess.Popen[bytes]) -> None:
-    assert child.stdin and child.stdout
+    assert child.stdin is not None
+    assert child.stdout is not None
     if child.stdout.read(1) != b"\n":
         return
     pid = str(child.pid)

@@ -62,7 +62,9 @@ def check_mounts(mounts: list[Mount]) -> None:
                 raise BadArgument(f"mount {what} path {path!r} must be absolute and without '..'")
         guest = os.path.normpath("/" + mount.guest.lstrip("/"))
         if guest == "/" or any(guest == place or guest.startswith(place + "/") for place in _OURS):
-            raise BadArgument(f"mount guest path {guest!r} covers what the sandbox needs", f"mount elsewhere than / {' '.join(_OURS)}")
+            raise BadArgument(
+                f"mount guest path {guest!r} covers what the sandbox needs", f"mount elsewhere than / {' '.join(_OURS)}"
+            )
         if guest in ("/usr", "/etc", "/bin", "/sbin", "/lib", "/lib64"):
             raise BadArgument(f"mount guest path {guest!r} covers the base", "mount below it, or use another base")
         if guest in seen:

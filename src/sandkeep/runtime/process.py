@@ -26,15 +26,27 @@ class Process:
             return
         try:
             if self.alive():
-                try:
-                    signal.pidfd_send_signal(handle, signal.SIGKILL)
-                except ProcessLookupError:
-                    return
-                waiting = select.poll()
-                waiting.register(handle, select.POLLIN)
-                waiting.poll(patience * 1000)
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+                _ended(handle, patience)
+        except ProcessLookupError:
+            pass
         finally:
             os.close(handle)
+
+
+def wait(pid: int, patience: float) -> bool:
+    """Whether the process ends in time; it is not reaped."""
+    handle = os.pidfd_open(pid)
+    try:
+        return _ended(handle, patience)
+    finally:
+        os.close(handle)
+
+
+def _ended(handle: int, patience: float) -> bool:
+    waiting = select.poll()
+    waiting.register(handle, select.POLLIN)
+    return bool(waiting.poll(patience * 1000))
 
 
 def find(pid: int) -> Process | None:

@@ -95,7 +95,12 @@ def _below_root(mountinfo: str, own_usr: bool) -> list[str]:
 
 
 def _unescape(text: str) -> str:
-    return text.encode("latin-1", "surrogateescape").decode("unicode_escape").encode("latin-1").decode(errors="surrogateescape")
+    return (
+        text.encode("latin-1", "surrogateescape")
+        .decode("unicode_escape")
+        .encode("latin-1")
+        .decode(errors="surrogateescape")
+    )
 
 
 def _place(undo: ExitStack, root: int, path: str, folder: bool) -> int:

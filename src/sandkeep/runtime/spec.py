@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sandkeep.model import Limits
-from sandkeep.runtime import seccomp
+from sandkeep.runtime import cgroup, seccomp
 from sandkeep.runtime.plan import CODE, RUN, Plan
 
 # Docker's list without MKNOD; NET_RAW stays for ping inside the sandbox's own network.
@@ -47,7 +47,7 @@ def bundle(plan: Plan, facts: Facts) -> dict[str, Any]:
         "resources": {"devices": [{"allow": False, "access": "rwm"}]},
     }
     if facts.cgroups:
-        linux["cgroupsPath"] = f"/sandkeep/{plan.id}"
+        linux["cgroupsPath"] = f"/{cgroup.name_of(plan.id)}"
         linux["resources"].update(_resources(plan.limits, facts))
     process: dict[str, Any] = {
         "terminal": False,
