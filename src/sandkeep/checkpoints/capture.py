@@ -1,0 +1,149 @@
+"""Saving a sandbox's state as a checkpoint. Owns the order of writing: chunks and nodes, then lists and session, then all of
+it durable, then the record."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from sandkeep.checkpoints import records
+from sandkeep.checkpoints.base import Base
+from sandkeep.checkpoints.filters import Filter
+from sandkeep.checkpoints.merge import Merge, Progress
+from sandkeep.checkpoints.nodes import Entry
+from sandkeep.checkpoints.records import Record, canonical
+from sandkeep.errors import BadArgument, CheckpointNotFound, Corrupt, NotFound
+from sandkeep.model import CheckpointInfo
+from sandkeep.store.repository import Repository, Writer
+
+
+@dataclass(frozen=True)
+class Source:
+    """What to save: `trees` are overlay uppers, the lowest first, on top of checkpoint `parent` (None: of the base).
+
+    The trees must not change while they are captured.
+    """
+
+    trees: Sequence[Path]
+    parent: str | None = None
+    base: Base = field(default_factory=Base)
+
+
+def load_record(repo: Repository, checkpoint: str) -> Record:
+    try:
+        data = repo.get_record(records.KIND, checkpoint)
+    except NotFound:
+        raise CheckpointNotFound(f"no checkpoint {checkpoint}", "list the store's checkpoints")
+    return records.unpack_record(checkpoint, data)
+
+
+def load_list(repo: Repository, blob: bytes | None) -> list[Any]:
+    """A packed list kept as a blob: link groups, or what was left out."""
+    if blob is None:
+        return []
+    try:
+        found = msgpack.unpackb(repo.read(blob))
+    except (ValueError, msgpack.UnpackException) as error:
+        raise Corrupt(f"list {blob.hex()} is malformed: {error}", "run verify to see which checkpoints suffer")
+    if not isinstance(found, list):
+        raise Corrupt(f"list {blob.hex()} is malformed", "run verify to see which checkpoints suffer")
+    return found
+
+
+def capture(
+    repo: Repository,
+    source: Source,
+    *,
+    base: Mapping[str, Any],
+    session: Mapping[str, Any],
+    volatile: Mapping[str, Any] | None = None,
+    tag: str | None = None,
+    comment: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    scope: str = "all",
+    exclude: Sequence[str] | None = None,
+    parent_id: str | None = None,
+    attachments: Mapping[str, Path] | None = None,
+    progress: Progress | None = None,
+) -> CheckpointInfo:
+    """Save a state; the checkpoint exists when this returns, whole, or not at all.
+
+    `base` says at least its name and fingerprint. `session` is part of the state's hash, `volatile` (what differs
+    between equal states: times, process ids) is only kept. `attachments` are folders kept beside the tree, such as a
+    memory image. `parent_id` is the checkpoint's parent in the lineage, `source.parent` unless said otherwise.
+    """
+    records.check_words(tag, comment, metadata, base)
+    rules = Filter(scope, exclude)
+    facts, loose = canonical(dict(session), "session"), canonical(dict(volatile or {}), "volatile")
+    parent = load_record(repo, source.parent) if source.parent else None
+    if parent is not None and (parent.scope, parent.exclude) != (rules.scope, rules.exclude):
+        raise BadArgument(
+            "the parent was saved with another scope or other exclusions",
+            "capture all the sandbox's layers on top of its base (parent None), and name the parent by parent_id",
+        )
+    with repo.writer() as writer:
+        root, links, left_out = _merge(repo, writer, source, parent, rules, progress)
+        attached = {name: _attach(repo, writer, folder) for name, folder in (attachments or {}).items()}
+        session_blob, volatile_blob = writer.add(facts), writer.add(loose)
+        all_left_out = _add_list(writer, sorted(left_out.items()))
+        writer.flush()
+        lineage = parent_id or source.parent
+        record = Record(
+            id=records.new_id(after=lineage),
+            parent_id=lineage,
+            tag=tag,
+            comment=comment,
+            metadata=dict(metadata or {}),
+            base=dict(base),
+            scope=rules.scope,
+            exclude=rules.exclude,
+            excluded=[os.fsdecode(path).encode(errors="replace").decode() for path in sorted(left_out)[: records.SHOWN]],
+            excluded_count=len(left_out),
+            left_out=all_left_out,
+            root=root,
+            links=links,
+            session=session_blob,
+            volatile=volatile_blob,
+            attachments=attached,
+            new_bytes=writer.new_bytes,
+        )
+        writer.publish(records.KIND, record.id, record.pack())
+    return record.info()
+
+
+def _merge(
+    repo: Repository, writer: Writer, source: Source, parent: Record | None, rules: Filter, progress: Progress | None
+) -> tuple[Entry, bytes | None, dict[bytes, str]]:
+    before = load_list(repo, parent.left_out) if parent else []
+    groups = load_list(repo, parent.links) if parent else []
+    with _opened([*source.trees][::-1]) as trees:
+        merge = Merge(trees, source.base, rules, repo.read, writer, progress)
+        root = merge.run(parent.root if parent else None, (path for path, why in before if why == "environment"))
+    return root, _add_list(writer, merge.groups(groups)), merge.all_left_out(map(tuple, before))  # type: ignore[arg-type]
+
+
+def _attach(repo: Repository, writer: Writer, folder: Path) -> Entry:
+    with _opened([folder]) as trees:
+        return Merge(trees, Base(), Filter(), repo.read, writer, None).run(None)
+
+
+def _add_list(writer: Writer, items: Sequence[Any]) -> bytes | None:
+    return writer.add(msgpack.packb(items)) if items else None
+
+
+@contextmanager
+def _opened(folders: Sequence[Path]) -> Iterator[list[int]]:
+    fds: list[int] = []
+    try:
+        for folder in folders:
+            fds.append(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
+        yield fds
+    finally:
+        for fd in fds:
+            os.close(fd)

@@ -1,0 +1,99 @@
+"""Reading what a captured file holds: its chunks on the fixed grid, its holes, its extended attributes."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from sandkeep.checkpoints.nodes import CHUNK, DIRECT, HOLE, INLINE, SEGMENT, Add, chunk_count
+from sandkeep.errors import StateConflict
+
+_ZEROS = bytes(CHUNK)
+_PRIVATE = ("user.overlay.", "trusted.overlay.", "security.selinux")
+_SPARSE_FROM = 16 << 10
+
+
+def is_zeros(data: bytes) -> bool:
+    return not data[0] and data == (_ZEROS if len(data) == CHUNK else bytes(len(data)))
+
+
+def read_contents(fd: int, state: os.stat_result, add: Add) -> tuple[bytes, bool]:
+    """A file row's `data` and whether the file is sparse; raises if the file moved meanwhile."""
+    size = state.st_size
+    if size <= CHUNK:
+        sparse = size >= _SPARSE_FROM and state.st_blocks * 512 < size
+        whole = os.read(fd, size + 1)
+        if len(whole) != size:
+            raise _changed()
+        if size <= INLINE:
+            return whole, False
+        return HOLE if is_zeros(whole) else add(whole), sparse
+    sparse = state.st_blocks * 512 < size
+    total = chunk_count(size)
+    step = total if total <= DIRECT else SEGMENT
+    lists = [_segment(fd, first, min(first + step, total), size, sparse, add) for first in range(0, total, step)]
+    if os.pread(fd, 1, size):
+        raise _changed()
+    if total <= DIRECT:
+        return lists[0], sparse
+    return b"".join(HOLE if not any(ids) else add(ids) for ids in lists), sparse
+
+
+def _segment(fd: int, first: int, last: int, size: int, sparse: bool, add: Add) -> bytes:
+    ids: list[bytes] = []
+    number = first
+    while number < last:
+        if sparse:
+            ahead = min(_next_data(fd, number * CHUNK, size) // CHUNK, last)
+            if ahead > number:
+                ids.append(HOLE * (ahead - number))
+                number = ahead
+                continue
+        want = min(CHUNK, size - number * CHUNK)
+        data = os.pread(fd, want, number * CHUNK)
+        if len(data) != want:
+            raise _changed()
+        ids.append(HOLE if is_zeros(data) else add(data))
+        number += 1
+    return b"".join(ids)
+
+
+def _next_data(fd: int, at: int, size: int) -> int:
+    try:
+        return os.lseek(fd, at, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        return -(-size // CHUNK) * CHUNK
+
+
+def same_state(before: os.stat_result, after: os.stat_result) -> bool:
+    return (before.st_size, before.st_mtime_ns, before.st_ctime_ns) == (after.st_size, after.st_mtime_ns, after.st_ctime_ns)
+
+
+def _changed() -> StateConflict:
+    return StateConflict("a file changed while it was read", "capture frozen layers only")
+
+
+def read_xattrs(place: int | bytes) -> tuple[tuple[bytes, bytes], ...] | None:
+    """The attributes of an open file, or of the path of a symlink, that are the sandbox's own."""
+    follow = isinstance(place, int)
+    try:
+        names = os.listxattr(place, follow_symlinks=follow)
+    except OSError as error:
+        if error.errno == errno.ENOTSUP:
+            return None
+        raise
+    own = [name for name in names if not name.startswith(_PRIVATE)]
+    if not own:
+        return None
+    return tuple(sorted((os.fsencode(name), os.getxattr(place, name, follow_symlinks=follow)) for name in own))
+
+
+def is_opaque(fd: int) -> bool:
+    try:
+        return os.getxattr(fd, "user.overlay.opaque") == b"y"
+    except OSError as error:
+        if error.errno in (errno.ENODATA, errno.ENOTSUP):
+            return False
+        raise

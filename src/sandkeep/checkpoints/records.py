@@ -1,0 +1,148 @@
+"""A checkpoint's record: the small immutable object whose existence is the commit point. Owns ids, the record's format and
+the hash of a state."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import Any
+
+import msgpack
+
+from sandkeep.checkpoints.nodes import DIR, Entry
+from sandkeep.errors import BadArgument, Corrupt
+from sandkeep.model import CheckpointInfo
+
+KIND = "checkpoints"
+FORGOTTEN = "forgotten"
+SHOWN = 100  # excluded paths named in the record itself
+_VERSION = 1
+_DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"
+_PREFIX = "ck_"
+_lock = threading.Lock()
+_last = 0
+
+
+def new_id(after: str | None = None) -> str:
+    """A unique id that sorts by time of creation, and after `after` whatever this machine's clock says."""
+    global _last
+    with _lock:
+        stamp = max(time.time_ns() // 1_000_000, _last + 1, 1 + (time_of(after) if after else 0))
+        _last = stamp
+    number = (stamp << 80) | int.from_bytes(os.urandom(10))
+    return _PREFIX + "".join(_DIGITS[(number >> shift) & 31] for shift in range(125, -1, -5))
+
+
+def time_of(checkpoint: str) -> int:
+    """Milliseconds since 1970 in an id."""
+    number = 0
+    for digit in checkpoint[len(_PREFIX) :]:
+        number = number << 5 | _DIGITS.index(digit)
+    return number >> 80
+
+
+def is_id(text: str) -> bool:
+    return text.startswith(_PREFIX) and len(text) == 29 and all(c in _DIGITS for c in text[3:])
+
+
+def canonical(value: Any, what: str) -> bytes:
+    """JSON bytes that are equal for equal values."""
+    try:
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise BadArgument(f"{what} can't be kept as JSON: {error}", "use texts, numbers, lists and dicts with text keys")
+
+
+@dataclass(frozen=True)
+class Record:
+    id: str
+    parent_id: str | None
+    tag: str | None
+    comment: str | None
+    metadata: dict[str, Any]
+    base: dict[str, Any]
+    scope: str
+    exclude: list[str] | None
+    excluded: list[str]  # the first of them; all are in the blob `left_out`
+    excluded_count: int
+    left_out: bytes | None
+    root: Entry
+    links: bytes | None  # blob: groups of paths that are one file
+    session: bytes  # blob: canonical JSON
+    volatile: bytes  # blob: canonical JSON that is kept, but not part of the hash
+    attachments: dict[str, Entry] = field(default_factory=dict)
+    new_bytes: int = 0
+
+    @property
+    def hash(self) -> str:
+        """Of the state: the tree without its times, the base, the session, what is attached."""
+        attached = sorted((name, entry.data) for name, entry in self.attachments.items())
+        base = canonical(self.base, "base")
+        return sha256(msgpack.packb([list(self.root[:10]), self.links, base, self.session, attached])).hexdigest()
+
+    def info(self) -> CheckpointInfo:
+        when = datetime.fromtimestamp(time_of(self.id) / 1000, UTC)
+        more = self.excluded_count - len(self.excluded)
+        return CheckpointInfo(
+            id=self.id,
+            hash=self.hash,
+            parent_id=self.parent_id,
+            tag=self.tag,
+            comment=self.comment,
+            timestamp=when.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            size_bytes=self.root.size + sum(a.size for a in self.attachments.values()),
+            new_bytes=self.new_bytes,
+            base=str(self.base["name"]),
+            scope=self.scope,
+            excluded=[*self.excluded, *([f"… and {more} more"] if more > 0 else [])],
+            memory="memory" in self.attachments,
+            metadata=self.metadata,
+        )
+
+    def pack(self) -> bytes:
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return msgpack.packb({"version": _VERSION, "hash": self.hash, **values})  # type: ignore[no-any-return]
+
+
+def unpack_record(checkpoint: str, data: bytes) -> Record:
+    """The record with this id; anything but a well-formed one that hashes to what it says is Corrupt."""
+    remedy = "forget it, or restore the store's folder or bucket from a copy"
+    try:
+        values = msgpack.unpackb(data)
+        version = values.pop("version")
+        if version != _VERSION:
+            raise Corrupt(f"checkpoint {checkpoint} has format {version}", "it was written by a newer Sandkeep: upgrade")
+        stated = values.pop("hash")
+        values["root"] = _entry(values["root"])
+        values["attachments"] = {name: _entry(row) for name, row in values["attachments"].items()}
+        record = Record(**values)
+        if record.id != checkpoint or record.hash != stated:
+            raise ValueError("id or hash is not the one it states")
+        record.info()
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError, msgpack.UnpackException) as error:
+        raise Corrupt(f"the record of checkpoint {checkpoint} is malformed: {error}", remedy)
+    return record
+
+
+def _entry(row: list[Any]) -> Entry:
+    entry = Entry(*row)
+    if entry.kind != DIR or len(entry.data) != 32 or len(entry.node) != 32 or entry.count < 0 or entry.size < 0:
+        raise ValueError("a root is not a directory")
+    xattrs = entry.xattrs and tuple((bytes(k), bytes(v)) for k, v in entry.xattrs)
+    return entry._replace(name=b"", xattrs=xattrs or None)
+
+
+def check_words(tag: str | None, comment: str | None, metadata: Mapping[str, Any] | None, base: Mapping[str, Any]) -> None:
+    for what, text, most in (("tag", tag, 200), ("comment", comment, 10_000)):
+        if text is not None and (not isinstance(text, str) or len(text) > most or "\0" in text):
+            raise BadArgument(f"{what} must be a text of at most {most} characters")
+    if len(canonical(dict(metadata or {}), "metadata")) > 1 << 20:
+        raise BadArgument("metadata is larger than 1 MiB", "keep large values in a file of the workspace")
+    if not isinstance(base.get("name"), str) or not isinstance(base.get("fingerprint"), str):
+        raise BadArgument("base must say its name and fingerprint")

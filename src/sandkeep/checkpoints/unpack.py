@@ -1,0 +1,152 @@
+"""Writing a checkpoint's tree as a layer (overlay upper format) into a fresh folder, exactly, or not at all.
+
+Safe whatever the store says: names are checked before anything is written, every entry is made, never opened, and no
+symlink exists in the folder until all files are written. Nothing is synced to disk: that is the caller's commit.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandkeep.checkpoints import plan as planning
+from sandkeep.checkpoints.base import Base
+from sandkeep.checkpoints.capture import load_list, load_record
+from sandkeep.checkpoints.layerfiles import LayerFiles
+from sandkeep.checkpoints.merge import Progress
+from sandkeep.checkpoints.nodes import CHUNK, HOLE, INLINE, Entry, chunk_count, chunk_ids
+from sandkeep.checkpoints.plan import OutOfReach, Plan
+from sandkeep.errors import BadArgument, Corrupt, NotFound, StoreFull
+from sandkeep.store.repository import Repository
+
+
+@dataclass(frozen=True)
+class Unpacked:
+    on: str | None  # the checkpoint the layer lies on; None: the base
+    entries: int
+    bytes: int
+    notes: list[str]  # what this host could not give
+
+
+def unpack(
+    repo: Repository,
+    checkpoint: str,
+    to: Path,
+    *,
+    since: str | None = None,
+    base: Base | None = None,
+    limit: int | None = None,
+    progress: Progress | None = None,
+) -> Unpacked:
+    """Write checkpoint `checkpoint` into the absent or empty folder `to`.
+
+    With `since` only the difference over that checkpoint is written, if a layer can say it (`base` tells what shows
+    below both); the answer's `on` says which it was. `limit` bounds the bytes of all files.
+    """
+    record = load_record(repo, checkpoint)
+    groups = planning.check_groups(load_list(repo, record.links), checkpoint)
+    on = None
+    made: Plan | None = None
+    if since is not None:
+        below = load_record(repo, since)
+        if below.base["fingerprint"] == record.base["fingerprint"]:
+            below_groups = planning.check_groups(load_list(repo, below.links), since)
+            try:
+                made = planning.difference(repo, record.root, groups, below.root, below_groups, base)
+                on = since
+            except OutOfReach:
+                made = None
+    if made is None:
+        made = planning.whole(repo, record.root, groups)
+    return _into(to, lambda: _write(repo, made, to, limit, progress), on)
+
+
+def unpack_attachment(repo: Repository, checkpoint: str, name: str, to: Path, progress: Progress | None = None) -> Unpacked:
+    """Write an attached folder into the absent or empty folder `to`."""
+    record = load_record(repo, checkpoint)
+    if name not in record.attachments:
+        raise NotFound(f"checkpoint {checkpoint} has nothing attached as {name!r}")
+    made = planning.whole(repo, record.attachments[name], [])
+    return _into(to, lambda: _write(repo, made, to, None, progress), None)
+
+
+def _into(to: Path, write: Callable[[], tuple[int, int, list[str]]], on: str | None) -> Unpacked:
+    existed = os.path.lexists(to)
+    if existed and (to.is_symlink() or not to.is_dir() or any(to.iterdir())):
+        raise BadArgument(f"{to} is not an empty folder", "name a folder that does not exist yet")
+    if not existed:
+        to.mkdir(parents=True)
+    before = os.stat(to)
+    try:
+        entries, size, notes = write()
+    except BaseException:
+        subprocess.run(["rm", "-rf", "--", *([str(to)] if not existed else map(str, to.iterdir()))], check=True)
+        if existed:
+            os.chmod(to, before.st_mode & 0o7777)
+        raise
+    return Unpacked(on, entries, size, notes)
+
+
+def _write(repo: Repository, plan: Plan, to: Path, limit: int | None, progress: Progress | None) -> tuple[int, int, list[str]]:
+    root = os.open(to, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        linked = _links(plan)
+        plan.files = [item for item in plan.files if item[0] not in linked]
+        wanted, holey = _wanted(repo, plan)
+        _check_room(root, plan, wanted, limit)
+        layer = LayerFiles(root, plan.files, holey, progress)
+        try:
+            layer.make_folders([path for path, _ in plan.folders])
+            layer.start()
+            for blob, data in repo.read_many(wanted):
+                for number, chunk in wanted[blob]:
+                    layer.write(number, chunk, data)
+            layer.finish(linked, plan.others, [(b"", plan.root), *plan.folders])
+        finally:
+            layer.close()
+        return len(plan) + len(linked), sum(e.size for _, e in plan.files), layer.notes()
+    finally:
+        os.close(root)
+
+
+def _links(plan: Plan) -> dict[bytes, bytes]:
+    """Path → the path it is a hard link to."""
+    files = dict(plan.files) if plan.groups else {}
+    linked: dict[bytes, bytes] = {}
+    for first, *rest in plan.groups:
+        for path in rest:
+            if first not in files or path not in files or files[first]._replace(name=b"") != files[path]._replace(name=b""):
+                raise Corrupt(f"{os.fsdecode(path)} is linked to what it is not", "run verify")
+            linked[path] = first
+    return linked
+
+
+def _wanted(repo: Repository, plan: Plan) -> tuple[dict[bytes, list[tuple[int, int]]], set[int]]:
+    """Chunk → where it goes: (file number, chunk number); and the numbers of the files that have chunks of zeros."""
+    wanted: dict[bytes, list[tuple[int, int]]] = {}
+    holey: set[int] = set()
+    for number, (_, entry) in enumerate(plan.files):
+        if entry.size > INLINE:
+            for chunk, blob in enumerate(chunk_ids(entry, repo.read)):
+                if blob == HOLE:
+                    holey.add(number)
+                else:
+                    wanted.setdefault(blob, []).append((number, chunk))
+    return wanted, holey
+
+
+def _check_room(root: int, plan: Plan, wanted: dict[bytes, list[tuple[int, int]]], limit: int | None) -> None:
+    def dense(entry: Entry) -> int:
+        return 0 if entry.flag else chunk_count(entry.size) * CHUNK if entry.size > CHUNK else entry.size
+
+    total = sum(e.size for _, e in plan.files)
+    if limit is not None and total > limit:
+        raise StoreFull(f"the checkpoint holds {total} bytes, the limit is {limit}", "raise the disk limit")
+    room = os.fstatvfs(root)
+    sparse = CHUNK * sum(plan.files[number][1].flag for places in wanted.values() for number, _ in places)
+    need = sparse + sum(dense(e) for _, e in plan.files)
+    if need > room.f_bavail * room.f_frsize or (room.f_files and len(plan) > room.f_favail):
+        raise StoreFull(f"{need} bytes and {len(plan)} entries do not fit on the target's file system", "free some space")
