@@ -1,6 +1,6 @@
 """How workflow state reaches the disk: private folders, a lock per name, writes that are whole or absent.
 
-A file is written under a temporary name that starts with a dot and ends in `.tmp`, synced, renamed, and its folder synced.
+A file is written under a temporary name (a dot before it, `.tmp` behind it), synced, renamed, and its folder synced.
 Every operating system error leaves here as one of ours.
 """
 
@@ -12,7 +12,6 @@ import fcntl
 import hashlib
 import json
 import os
-import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,19 +73,18 @@ def _wait_for(descriptor: int, path: Path) -> None:
             time.sleep(0.003)
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Afterwards `path` durably holds `data`; after an error or a crash, what it held before."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+def write_whole(path: Path, data: bytes, temporary: Path) -> None:
+    """Afterwards `path` durably holds `data`; after an error or a crash, what it held before. The caller holds the lock:
+    the temporary name is fixed, so that what a killed writer leaves is overwritten by the next."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "wb") as file:
+        with open(os.open(temporary, flags, 0o600), "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(descriptor)
+            os.fsync(file.fileno())
         os.rename(temporary, path)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
+        temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
 

@@ -73,8 +73,8 @@ class StateManager:
         self._guard = threading.RLock()
         self._prefix = f"{name}_checkpoint_"
         self._lock_path = self.directory / f".{name}.lock"
+        self._temporary = self.directory / f".{name}.tmp"
         self._ours = re.compile(re.escape(self._prefix) + r"(\d{8}_\d{6}_\d{6}_(\d{6,}))\.json(\.corrupt)?")
-        self._left_over = re.compile(r"\." + re.escape(self._prefix) + r"[0-9_]+\.json\.[0-9a-f]{16}\.tmp")
         self._verified: dict[tuple[str, int, int, int], WorkflowCheckpoint] = {}
 
     def set_state(self, key: str, value: Any) -> None:
@@ -107,7 +107,6 @@ class StateManager:
         with self._guard, files.typed_errors(f"save a checkpoint in {self.directory}"):
             files.make_folder(self.directory)
             with files.locked(self._lock_path):
-                self._sweep()
                 made = self._write(reason)
                 self._rotate()
             self._parent = made.id
@@ -154,7 +153,7 @@ class StateManager:
             "state_info": variables,
         }
         path = self.directory / f"{self._prefix}{id}.json"
-        files.write_whole(path, files.seal(record))
+        files.write_whole(path, files.seal(record), self._temporary)
         return self._info(path, record)
 
     def _rotate(self) -> None:
@@ -165,12 +164,6 @@ class StateManager:
                 self._note(old.path, f"beyond the limit of {self.limit}, but can't be removed: {refusal.strerror}")
         live = {each.path.name for each in self._files()}
         self._verified = {key: info for key, info in self._verified.items() if key[0] in live}
-
-    def _sweep(self) -> None:
-        """Temporary files of savers that were killed; nobody is writing now, for we hold the lock."""
-        for name in os.listdir(self.directory):
-            if self._left_over.fullmatch(name):
-                (self.directory / name).unlink(missing_ok=True)
 
     def _files(self, corrupt: bool = False) -> list[_File]:
         if not self.directory.is_dir():
@@ -194,6 +187,8 @@ class StateManager:
                 self._set_aside(each.path, error)
             except Unsupported as error:
                 self._note(each.path, error.message)
+            except OSError as error:
+                self._note(each.path, f"can't be read: {error.strerror}")
 
     def _latest(self) -> tuple[WorkflowCheckpoint, dict[str, Any]]:
         for each in self._files():
