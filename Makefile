@@ -1,0 +1,32 @@
+.PHONY: help setup demo test lint bench clean
+PY := .venv/bin/python
+
+help:
+	@echo "make demo   set up, then show a sandbox run, snapshot, rewind, fork, checkpoint and restore"
+	@echo "make test   set up, then lint and every test"
+	@echo "make lint   ruff, mypy --strict, import-linter, generated files"
+	@echo "make bench  the figures, each as a ratio to a peer in the same run"
+
+setup:
+	@tools/setup.sh
+
+demo: setup
+	@$(PY) -m sandkeep demo
+
+lint: setup
+	@tools/setup.sh --tests
+	@$(PY) tools/unasync.py --check
+	@.venv/bin/ruff check .
+	@.venv/bin/ruff format --check .
+	@.venv/bin/mypy
+	@.venv/bin/lint-imports --no-cache
+
+test: lint
+	@tools/test.sh
+
+bench: setup
+	@tools/setup.sh --bench
+	@$(PY) -m bench
+
+clean:
+	rm -rf .venv .build .mypy_cache .ruff_cache .hypothesis

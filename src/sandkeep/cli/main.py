@@ -1,0 +1,24 @@
+"""The command `sandkeep`: noun, then verb."""
+
+from __future__ import annotations
+
+import click
+
+from sandkeep.cli import checkpoint, demo, doctor, sandbox, store
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="sandkeep")
+def main() -> None:
+    """Sandboxes that never lose their state.
+
+    Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 busy or in conflict, 5 damaged data.
+    """
+
+
+main.add_command(demo.demo)
+main.add_command(doctor.doctor)
+main.add_command(sandbox.sandbox)
+main.add_command(sandbox.gc)
+main.add_command(checkpoint.checkpoint)
+main.add_command(store.store)

@@ -1,0 +1,241 @@
+"""`sandkeep sandbox …` and `sandkeep gc`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sandkeep.cli.output import guarded, json_option, show, table, when
+from sandkeep.cli.terminal import attach
+from sandkeep.errors import BadArgument
+from sandkeep.model import Limits, Mount
+from sandkeep.sandbox import Sandbox
+from sandkeep.sandbox.home import Home
+from sandkeep.sandbox.sweeping import gc as sweep
+
+home_option = click.option("--home", type=Path, help="Where sandboxes live [default: $SANDKEEP_HOME or ~/.sandkeep].")
+
+
+@click.group()
+def sandbox() -> None:
+    """Create, use, save, rewind and fork sandboxes."""
+
+
+def pairs(items: tuple[str, ...], what: str) -> dict[str, str]:
+    found = {}
+    for item in items:
+        name, equals, value = item.partition("=")
+        if not equals:
+            raise BadArgument(f"{what} {item!r} has no '='", f"write --{what} NAME=VALUE")
+        found[name] = value
+    return found
+
+
+def mount(text: str) -> Mount:
+    host, _, rest = text.partition(":")
+    guest, _, mode = rest.partition(":")
+    if not guest or mode not in ("", "ro", "rw"):
+        raise BadArgument(f"mount {text!r} is not HOST:GUEST[:rw]")
+    return Mount(host, guest, readonly=mode != "rw")
+
+
+@sandbox.command()
+@click.option("--base", default="host", show_default=True, help="host, a root filesystem folder, or a tar of one.")
+@click.option("--runtime", default="auto", show_default=True, type=click.Choice(["auto", "runc", "crun", "runsc"]))
+@click.option("--env", multiple=True, metavar="NAME=VALUE")
+@click.option("--memory", help="Limit, such as 512m.")
+@click.option("--cpus", type=float)
+@click.option("--pids", type=int, default=4096, show_default=True)
+@click.option("--network", type=click.Choice(["none", "host"]), default="none", show_default=True)
+@click.option("--mount", "mounts", multiple=True, metavar="HOST:GUEST[:rw]")
+@click.option("--from", "from_checkpoint", metavar="CHECKPOINT", help="A checkpoint's id, a name, or latest.")
+@click.option("--store", help="Where its checkpoints go [default: the home's own store].")
+@home_option
+@json_option
+@guarded
+def create(
+    base: str, runtime: str, env: tuple[str, ...], memory: str | None, cpus: float | None, pids: int, network: Any,
+    mounts: tuple[str, ...], from_checkpoint: str | None, store: str | None, home: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Create a sandbox and print its id."""
+    made = Sandbox(
+        base=base, runtime=runtime, env=pairs(env, "env"), limits=Limits(memory=memory, cpus=cpus, pids=pids), network=network,
+        mounts=[mount(text) for text in mounts], from_checkpoint=from_checkpoint, store=store, home=home,
+    )  # fmt: skip
+    if as_json:
+        show(made.info(), True)
+    else:
+        click.echo(made.id)
+
+
+@sandbox.command("list")
+@home_option
+@json_option
+@guarded
+def list_(home: Path | None, as_json: bool) -> None:
+    """All sandboxes of this home, oldest first."""
+    columns = {
+        "id": lambda s: s.id, "state": lambda s: str(s.state), "runtime": lambda s: s.runtime, "base": lambda s: s.base,
+        "created": lambda s: when(s.created), "from": lambda s: s.forked_from or "",
+    }  # fmt: skip
+    table(Sandbox.list(home=home), columns, as_json)
+
+
+@sandbox.command()
+@click.argument("id")
+@home_option
+@json_option
+@guarded
+def info(id: str, home: Path | None, as_json: bool) -> None:
+    """Everything about one sandbox."""
+    show(Sandbox.attach(id, home=home).info(), as_json)
+
+
+@sandbox.command(context_settings={"ignore_unknown_options": True})
+@click.argument("id")
+@click.argument("command", nargs=-1, required=True)
+@click.option("--timeout", type=float, help="Seconds.")
+@click.option("--cwd")
+@click.option("--user")
+@home_option
+@json_option
+@guarded
+def exec(
+    id: str,
+    command: tuple[str, ...],
+    timeout: float | None,
+    cwd: str | None,
+    user: str | None,
+    home: Path | None,
+    as_json: bool,
+) -> None:
+    """Run a command line in the shell session; ends with its exit code."""
+    sb = Sandbox.connect(id, home=home)
+    live = {} if as_json else {"on_stdout": _write(sys.stdout), "on_stderr": _write(sys.stderr)}
+    stdin = None if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read()
+    result = sb.commands.run(" ".join(command), timeout=timeout, cwd=cwd, user=user, stdin=stdin or None, **live)
+    if as_json:
+        fields = ("stdout", "stderr", "exit_code", "duration_ms", "error_class", "truncated")
+        show({name: getattr(result, name) for name in fields}, True)
+    sys.exit(result.exit_code)
+
+
+def _write(stream: Any) -> Any:
+    def write(text: str) -> None:
+        stream.write(text)
+        stream.flush()
+
+    return write
+
+
+@sandbox.command()
+@click.argument("id")
+@home_option
+@guarded
+def shell(id: str, home: Path | None) -> None:
+    """An interactive shell with a real terminal."""
+    sys.exit(attach(Sandbox.connect(id, home=home)))
+
+
+@sandbox.command()
+@click.argument("ids", nargs=-1, required=True)
+@home_option
+@guarded
+def kill(ids: tuple[str, ...], home: Path | None) -> None:
+    """End sandboxes and remove them from this host. Checkpoints stay in their store."""
+    for id in ids:
+        Sandbox.attach(id, home=home).kill()
+
+
+@sandbox.command()
+@click.argument("id")
+@click.option("--comment", default="")
+@home_option
+@json_option
+@guarded
+def snapshot(id: str, comment: str, home: Path | None, as_json: bool) -> None:
+    """Save the state on this host; prints the snapshot's id."""
+    made = Sandbox.connect(id, home=home).snapshot(comment)
+    show(made, True) if as_json else click.echo(made.id)
+
+
+@sandbox.command()
+@click.argument("id")
+@home_option
+@json_option
+@guarded
+def snapshots(id: str, home: Path | None, as_json: bool) -> None:
+    """The snapshots of a sandbox, oldest first."""
+    columns = {
+        "id": lambda s: s.id,
+        "taken": lambda s: when(s.timestamp),
+        "how": lambda s: s.how,
+        "comment": lambda s: s.comment,
+    }
+    table(Sandbox.attach(id, home=home).snapshots(), columns, as_json)
+
+
+@sandbox.command()
+@click.argument("id")
+@click.argument("to", metavar="SNAPSHOT|CHECKPOINT")
+@click.option("--keep", is_flag=True, help="Start recorded background processes again.")
+@home_option
+@json_option
+@guarded
+def restore(id: str, to: str, keep: bool, home: Path | None, as_json: bool) -> None:
+    """Make the sandbox be what a snapshot or checkpoint says."""
+    show(Sandbox.attach(id, home=home).restore(to, keep=keep), as_json)
+
+
+@sandbox.command()
+@click.argument("id")
+@click.option("--count", type=int, default=1, show_default=True)
+@click.option("--memory", is_flag=True, help="Live copies, processes and memory too (runsc).")
+@home_option
+@json_option
+@guarded
+def fork(id: str, count: int, memory: bool, home: Path | None, as_json: bool) -> None:
+    """New sandboxes from this one as it is now; prints their ids."""
+    made = Sandbox.connect(id, home=home).fork(count, memory=memory)
+    failed = [one for one in made if not isinstance(one, Sandbox)]
+    for one in made:
+        if isinstance(one, Sandbox):
+            show(one.info(), True) if as_json else click.echo(one.id)
+    if failed:
+        raise failed[0]
+
+
+@sandbox.command()
+@click.argument("id")
+@click.option("--comment")
+@home_option
+@json_option
+@guarded
+def pause(id: str, comment: str | None, home: Path | None, as_json: bool) -> None:
+    """Put it to sleep in its store; frees its memory and processes."""
+    made = Sandbox.connect(id, home=home).pause(comment)
+    show(made, True) if as_json else click.echo(made.id)
+
+
+@sandbox.command()
+@click.argument("id")
+@home_option
+@json_option
+@guarded
+def resume(id: str, home: Path | None, as_json: bool) -> None:
+    """Wake a paused sandbox and say how much came back."""
+    show(Sandbox.attach(id, home=home).resume(), as_json)
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Say what would go, remove nothing.")
+@click.option("--cache", is_flag=True, help="Also layers that are kept only to restore checkpoints quickly.")
+@home_option
+@json_option
+@guarded
+def gc(dry_run: bool, cache: bool, home: Path | None, as_json: bool) -> None:
+    """Finish what crashes left, drop layers that nobody uses, empty the trash."""
+    show(sweep(Home(home), dry_run=dry_run, cache=cache), as_json)

@@ -1,0 +1,103 @@
+"""Files inside, by way of the guest: the path is resolved in the sandbox, never by the host."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from typing import Any, BinaryIO
+
+from sandkeep.errors import BadArgument, FileMissing
+from sandkeep.model import FileEvent, FileInfo
+from sandkeep.runtime.link import AsyncLink
+
+PIECE = 512 << 10
+
+
+class AsyncFiles:
+    def __init__(self, link: AsyncLink) -> None:
+        self._link = link
+
+    async def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        pieces = bytearray()
+        async for piece in self.read_stream(path, offset, length):
+            pieces += piece
+        return bytes(pieces)
+
+    async def read_text(self, path: str) -> str:
+        return (await self.read(path)).decode()
+
+    async def read_stream(self, path: str, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+        fields: dict[str, Any] = {"path": checked(path), "offset": offset}
+        if length is not None:
+            fields["length"] = length
+        async with self._link.stream("read", fields, timeout=None) as events:
+            async for kind, data in events:
+                if kind == "data":
+                    yield data
+
+    async def write(
+        self,
+        path: str,
+        data: bytes | str | Iterable[bytes] | BinaryIO,
+        *,
+        mode: int | None = None,
+        append: bool = False,
+        user: str | None = None,
+    ) -> FileInfo:
+        """Write a file whole: its old content or the new one is there, never a part. Missing folders are made."""
+        options = {"path": checked(path), "mode": mode, "append": append, "user": user}
+        fields = {name: value for name, value in options.items() if value is not None}
+        async with self._link.stream("write", fields, body=pieces_of(data), timeout=None) as events:
+            async for _ in events:
+                pass
+            return file_info(events.result["entry"])
+
+    async def list(self, path: str, depth: int = 1) -> list[FileInfo]:
+        answer = await self._link.call("list_files", path=checked(path), depth=depth)
+        return [file_info(entry) for entry in answer["entries"]]
+
+    async def stat(self, path: str) -> FileInfo:
+        return file_info((await self._link.call("stat", path=checked(path)))["entry"])
+
+    async def exists(self, path: str) -> bool:
+        try:
+            await self.stat(path)
+        except FileMissing:
+            return False
+        return True
+
+    async def mkdir(self, path: str, *, parents: bool = True, mode: int = 0o755) -> None:
+        await self._link.call("mkdir", path=checked(path), parents=parents, mode=mode)
+
+    async def move(self, source: str, target: str) -> None:
+        await self._link.call("move", source=checked(source), target=checked(target))
+
+    async def remove(self, path: str, *, recursive: bool = True) -> None:
+        await self._link.call("remove", path=checked(path), recursive=recursive)
+
+    async def watch(self, path: str, *, recursive: bool = True) -> AsyncIterator[FileEvent]:
+        """Changes below `path` as they happen, until the caller stops asking."""
+        async with self._link.stream("watch", {"path": checked(path), "recursive": recursive}, timeout=None) as events:
+            async for kind, data in events:
+                if kind == "json" and "event" in data:
+                    yield FileEvent(data["event"], data["path"])
+
+
+def checked(path: str) -> str:
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise BadArgument(f"{path!r} is not a path inside the sandbox")
+    return path
+
+
+def pieces_of(data: bytes | str | Iterable[bytes] | BinaryIO) -> Iterable[bytes]:
+    if isinstance(data, str):
+        data = data.encode()
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        view = memoryview(data)
+        return (bytes(view[at : at + PIECE]) for at in range(0, len(view), PIECE))
+    if hasattr(data, "read"):
+        return iter(lambda: data.read(PIECE), b"")
+    return data
+
+
+def file_info(entry: dict[str, Any]) -> FileInfo:
+    return FileInfo(**{name: entry[name] for name in FileInfo.__dataclass_fields__})

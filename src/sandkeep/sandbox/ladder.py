@@ -1,0 +1,36 @@
+"""The ladder of a restore: memory, relaunched, files. Says where it stopped and why; never less than was asked in silence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from sandkeep.errors import BadArgument, FloorNotReached
+from sandkeep.model import RestoreReport
+from sandkeep.sandbox import relaunching
+from sandkeep.sandbox.machine import Machine
+
+LEVELS = ("files", "relaunched", "memory")
+
+
+def check(saved: Any, require: str) -> None:
+    """Refuse what can't be reached, before anything has changed."""
+    if require not in LEVELS:
+        raise BadArgument(f"require must be one of {', '.join(LEVELS)}, not {require!r}")
+    if require == "memory" and "memory" not in saved.attachments:
+        raise FloorNotReached(
+            "the checkpoint holds no memory image", "take it with memory=True on runtime runsc, or require less"
+        )
+
+
+def report(
+    machine: Machine, saved: Any, *, relaunch: bool, ended: list[str] | None = None, notes: list[str] | None = None
+) -> RestoreReport:
+    found = relaunching.report(machine, saved.volatile.get("processes", []), relaunch=relaunch, ended=ended)
+    return replace(found, why="; ".join(filter(None, [found.why, *(notes or [])])))
+
+
+def enforce(found: RestoreReport, require: str) -> None:
+    """`relaunched` holds when every process that ran is running again, also when none ran."""
+    if require == "relaunched" and found.lost:
+        raise FloorNotReached(f"not started again: {', '.join(found.lost)}", "require='files' restores without them")

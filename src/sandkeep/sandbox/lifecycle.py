@@ -1,0 +1,217 @@
+"""Create, fork, list and kill. The record is written before the sandbox exists, so a crash leaks nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
+
+from sandkeep.errors import BadArgument, LimitUnsupported, NotFound, SandkeepError
+from sandkeep.model import Limits, Mount, SandboxInfo, State
+from sandkeep.runtime.driver import Driver, pick
+from sandkeep.sandbox import journal
+from sandkeep.sandbox.home import Home, lock
+from sandkeep.sandbox.journal import step
+from sandkeep.sandbox.machine import Machine, fresh_hostname, fresh_seed
+from sandkeep.sandbox.record import Record
+from sandkeep.sandbox.recovery import remove
+from sandkeep.sandbox.saving import take
+from sandkeep.sandbox.sweeping import discard_unused, sweep_trash
+from sandkeep.workflow import BoundState
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+AT_ONCE = 4
+
+
+def check_variables(what: str, variables: dict[str, str] | None) -> dict[str, str]:
+    for name, value in (variables or {}).items():
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise BadArgument(
+                f"{what}: {name!r} is not a variable's name", "letters, digits and _, not starting with a digit"
+            )
+        if not isinstance(value, str) or "\0" in value:
+            raise BadArgument(f"{what}: the value of {name} must be a text without NUL")
+    return dict(variables or {})
+
+
+def check_metadata(metadata: dict[str, Any] | None) -> dict[str, Any]:
+    try:
+        return dict(json.loads(json.dumps(metadata or {}, allow_nan=False)))
+    except (TypeError, ValueError) as error:
+        raise BadArgument(f"metadata must be JSON: {error}") from None
+
+
+def create(
+    home: Home,
+    *,
+    base: str = "host",
+    runtime: str = "auto",
+    env: dict[str, str] | None = None,
+    secrets: dict[str, str] | None = None,
+    limits: Limits | None = None,
+    network: Literal["none", "host"] = "none",
+    mounts: list[Mount] | None = None,
+    cwd: str | None = None,
+    metadata: dict[str, Any] | None = None,
+) -> Machine:
+    if network not in ("none", "host"):
+        raise BadArgument(f"network must be 'none' or 'host', not {network!r}")
+    if cwd is not None and not cwd.startswith("/"):
+        raise BadArgument(f"cwd must be an absolute path inside the sandbox, not {cwd!r}")
+    env, secrets = check_variables("env", env), check_variables("secrets", secrets)
+    engine = pick(runtime)
+    limits = limits or Limits()
+    refuse_limits(engine, limits)
+    record = Record(
+        id=home.new_id(), runtime=engine.name, base=str(base), limits=limits, network=network,
+        mounts=list(mounts or []), metadata=check_metadata(metadata),
+    )  # fmt: skip
+    session = {name: value for name, value in (("env", env), ("cwd", cwd)) if value}
+    return begin(home, record, session, secrets)
+
+
+def refuse_limits(engine: Driver, limits: Limits) -> None:
+    problems = engine.enforceable(limits)
+    if problems:
+        raise LimitUnsupported(
+            f"this host can't enforce: {'; '.join(problems)}", "leave the limit out, or see `sandkeep doctor`"
+        )
+
+
+def begin(
+    home: Home,
+    record: Record,
+    session: dict[str, Any],
+    secrets: dict[str, str],
+    prepare: Callable[[Machine], None] | None = None,
+    start: Callable[[Machine], None] | None = None,
+) -> Machine:
+    """Bring a new record to life, its layers made by `prepare`; if that fails nothing of it stays.
+
+    `start` is another way than a fresh process 1 to make it run.
+    """
+    home.ensure()
+    record.hostname = fresh_hostname(record.id)
+    machine = Machine(home, record.id)
+    machine.folder.mkdir(mode=0o700)
+    with lock(machine.folder / "lock"):
+        if record.stack:
+            with home.layers_lock():
+                record.save(machine.folder)
+        else:
+            record.save(machine.folder)
+        step("create: recorded")
+        try:
+            if prepare is not None:
+                prepare(machine)
+            workflow = session.pop("workflow", None)
+            if workflow:
+                BoundState(machine.folder / "workflow.json").replace(workflow)
+            if start is not None:
+                start(machine)
+            else:
+                machine.start(record, session, secrets)
+            if record.stack:
+                machine.link.call("reseed", seed=fresh_seed(), hostname=record.hostname)
+            step("create: started")
+            record.state = State.RUNNING
+            record.save(machine.folder)
+        except BaseException:
+            remove(machine, record)
+            sweep_trash(home)
+            raise
+    return machine
+
+
+def fork(machine: Machine, count: int, secrets: dict[str, str] | None = None) -> list[Machine | SandkeepError]:
+    """New sandboxes from the state now; one entry each, the machine or what stopped it."""
+    check_count(count)
+    rebound = check_variables("secrets", secrets)
+    with machine.held() as record:
+        machine.require_running(record)
+        held = machine.secrets() if secrets is None else rebound
+        taken = take(machine, record)
+        records = [child_of(machine.home, record, taken.stack) for _ in range(count)]
+
+        def one(child: Record) -> Machine | SandkeepError:
+            try:
+                return begin(machine.home, child, dict(taken.session), held)
+            except SandkeepError as error:
+                return error
+
+        if count == 1:
+            return [one(records[0])]
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            return list(pool.map(one, records))
+
+
+def check_count(count: int) -> None:
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 1000:
+        raise BadArgument(f"count must be between 1 and 1000, not {count!r}")
+
+
+def child_of(home: Home, parent: Record, stack: list[str]) -> Record:
+    return Record(
+        id=home.new_id(), runtime=parent.runtime, base=parent.base, stack=list(stack), limits=parent.limits, network=parent.network,
+        mounts=list(parent.mounts), metadata=dict(parent.metadata), forked_from=parent.id, store=parent.store,
+        store_options=dict(parent.store_options), parent=parent.parent, parent_stack=list(parent.parent_stack),
+    )  # fmt: skip
+
+
+def kill(machine: Machine) -> None:
+    """End it and remove all of it from this host. Checkpoints stay in their store. Killing what is gone is fine."""
+    try:
+        with machine.held() as record:
+            journal.begin(machine.folder, "kill")
+            step("kill: journalled")
+            had_layers = bool(record.used_layers()) or (machine.folder / "snapshots").is_dir()
+            machine.stop(record)
+            step("kill: stopped")
+            remove(machine, record)
+    except NotFound:
+        return
+    if had_layers:
+        discard_unused(machine.home)
+    sweep_trash(machine.home)
+
+
+def info(machine: Machine) -> SandboxInfo:
+    record = machine.record()
+    session = _session(machine, record)
+    state = record.state
+    if state is State.RUNNING and not machine.alive(record):
+        state = State.DEAD
+    return SandboxInfo(
+        id=record.id, state=state, runtime=record.runtime, base=record.base, created=record.created, layers=len(record.stack),
+        cwd=session.get("cwd", ""), env=session.get("env", {}), limits=record.limits, network=record.network, mounts=record.mounts,
+        metadata=record.metadata, forked_from=record.forked_from, checkpoint=record.parent, notes=record.notes,
+    )  # fmt: skip
+
+
+def _session(machine: Machine, record: Record) -> dict[str, Any]:
+    if record.state is not State.RUNNING:
+        return {}
+    try:
+        return machine.link.call("session_get")
+    except SandkeepError:
+        return {}
+
+
+def listing(home: Home) -> list[SandboxInfo]:
+    """Oldest first. What is being created or was left by a crash is not listed."""
+    found = []
+    for id in home.ids():
+        try:
+            found.append(info(Machine(home, id)))
+        except (NotFound, FileNotFoundError):
+            continue
+    return sorted((one for one in found if one.state is not State.CREATING), key=lambda one: one.created)
+
+
+def usage(machine: Machine) -> dict[str, Any]:
+    """What it uses now, as the host and the guest count it."""
+    record = machine.record()
+    machine.require_running(record)
+    return {**machine.link.call("usage"), **machine.driver(record).usage(machine.id, machine.folder)}

@@ -1,0 +1,151 @@
+"""A sandbox as a running thing: its folder, its plan for the runtime, its guest. Blocking; knows nothing of snapshots."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets as random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sandkeep.checkpoints import Store
+from sandkeep.errors import SandboxDead, SandboxPaused, SandkeepError
+from sandkeep.layers.pool import throw_away
+from sandkeep.model import State
+from sandkeep.runtime.base import Base, resolve
+from sandkeep.runtime.driver import DRIVERS, Driver
+from sandkeep.runtime.link import Link, guest_argv, guest_source
+from sandkeep.runtime.plan import Plan
+from sandkeep.sandbox.home import Home, lock
+from sandkeep.sandbox.record import Record
+
+READY_SECONDS = 60.0
+
+
+class Machine:
+    """One sandbox of one home. `held()` gives exclusive access to what is on disk."""
+
+    def __init__(self, home: Home, id: str) -> None:
+        self.home = home
+        self.id = id
+        self.folder = home.sandbox(id)
+        self.link = Link(self.folder / "run")
+        self.store: Store | None = None
+
+    @contextlib.contextmanager
+    def held(self, *, wait: bool = True) -> Iterator[Record]:
+        """The record, under the sandbox's lock, after finishing or undoing what a dead process left."""
+        from sandkeep.sandbox.recovery import recover
+
+        self.home.existing(self.id)
+        with lock(self.folder / "lock", wait=wait, what=f"sandbox {self.id}"):
+            self.home.existing(self.id)
+            recover(self)
+            yield Record.load(self.home.existing(self.id))
+
+    def record(self) -> Record:
+        return Record.load(self.home.existing(self.id))
+
+    def driver(self, record: Record) -> Driver:
+        return DRIVERS[record.runtime]
+
+    def base(self, record: Record) -> Base:
+        return resolve(record.base, self.home.path)
+
+    def top(self, number: int) -> Path:
+        return self.folder / "tops" / str(number)
+
+    def plan(self, record: Record, stack: list[str], top: int) -> Plan:
+        folder = self.top(top)
+        return Plan(
+            id=self.id,
+            dir=self.folder,
+            base=self.base(record),
+            layers=self.home.layers.trees(stack),
+            upper=folder / "tree",
+            work=folder / "work",
+            hostname=record.hostname,
+            limits=record.limits,
+            network=record.network,
+            mounts=record.mounts,
+            argv=guest_argv(),
+            env={},
+            code=guest_source(),
+        )
+
+    def make_top(self, number: int) -> None:
+        for folder in (self.top(number) / "tree", self.top(number) / "work"):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o755)
+
+    def drop_tops(self, but: int) -> None:
+        """Throw away every top but one; called once no mount uses them."""
+        for entry in (self.folder / "tops").iterdir():
+            if entry.name != str(but):
+                throw_away(entry, self.home.trash)
+
+    def start(self, record: Record, session: dict[str, Any] | None, secrets: dict[str, str]) -> None:
+        """Run process 1 on the record's stack and top and give it its session and secrets."""
+        self.make_top(record.top)
+        (self.folder / "run").mkdir(exist_ok=True, mode=0o700)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.folder / "run" / "guest.sock")
+        engine = self.driver(record)
+        engine.start(self.plan(record, record.stack, record.top))
+        self.link.reset()
+        self.link.ready(READY_SECONDS, lambda: engine.alive(self.id, self.folder))
+        self.give(session, secrets)
+
+    def give(self, session: dict[str, Any] | None, secrets: dict[str, str]) -> None:
+        if session:
+            self.link.call("session_set", **session)
+        if secrets:
+            self.link.call("secrets_set", secrets=secrets)
+
+    def stop(self, record: Record) -> None:
+        self.link.close()
+        self.driver(record).stop(self.id, self.folder)
+
+    def alive(self, record: Record) -> bool:
+        return self.driver(record).alive(self.id, self.folder)
+
+    def root_device(self, record: Record) -> int | None:
+        """Which mount is the living sandbox's root: tells whether a live switch has happened."""
+        pid = self.driver(record).pid(self.id, self.folder)
+        return None if pid is None else os.stat(f"/proc/{pid}/root").st_dev
+
+    def require_running(self, record: Record) -> None:
+        if record.state is State.PAUSED:
+            raise SandboxPaused(f"sandbox {self.id} is paused", "resume it first", id=self.id)
+        if not self.alive(record):
+            raise SandboxDead(
+                f"sandbox {self.id} has ended: its process 1 is gone; its files are whole",
+                "restore a snapshot, or kill it",
+                id=self.id,
+            )
+
+    def secrets(self) -> dict[str, str]:
+        """What the guest holds, for a start over. A guest that does not answer has none to give."""
+        try:
+            held: dict[str, str] = self.link.call("secrets_get")["secrets"]
+        except SandkeepError:
+            return {}
+        return held
+
+
+def fresh_hostname(id: str) -> str:
+    return id.replace("_", "-")
+
+
+def fresh_seed() -> str:
+    return random.token_hex(64)
+
+
+def wait_until(condition: Any, seconds: float, pause: float = 0.005) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(pause)
+    return bool(condition())

@@ -1,0 +1,64 @@
+"""Make a sandbox be what a stack of layers and a session say, in place: same id, fresh top."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sandkeep.model import RestoreReport
+from sandkeep.sandbox import journal, relaunching
+from sandkeep.sandbox.journal import step
+from sandkeep.sandbox.machine import Machine, fresh_seed
+from sandkeep.sandbox.record import Record
+from sandkeep.sandbox.saving import load_snapshot
+from sandkeep.sandbox.sweeping import sweep_trash
+from sandkeep.workflow import BoundState
+
+
+def restore_snapshot(machine: Machine, id: str, *, relaunch: bool = False) -> RestoreReport:
+    """Back to a snapshot of this sandbox. Processes are ended; with `relaunch` the recorded background ones start again."""
+    with machine.held() as record:
+        saved = load_snapshot(machine, id)
+        lost = become(machine, record, saved["layers"], saved["session"])
+        return relaunching.report(machine, saved["processes"], relaunch=relaunch, ended=lost)
+
+
+def become(machine: Machine, record: Record, stack: list[str], session: dict[str, Any]) -> list[str]:
+    """Put the sandbox on `stack` with an empty top. Returns the commands that were running and have been ended."""
+    engine = machine.driver(record)
+    alive = machine.alive(record)
+    ended = relaunching.running(machine) if alive else []
+    new = record.top + 1
+    journal.begin(machine.folder, "restore", stack=stack, session=session, new=new)
+    step("restore: journalled")
+    secrets = machine.secrets() if alive else {}
+    if alive and engine.can_rotate:
+        machine.link.call("kill_all")
+        machine.make_top(new)
+        engine.rotate(machine.plan(record, stack, new))
+        step("restore: mounted")
+        settle(machine, record, stack, new)
+        machine.link.call("session_set", **guests_part(session))
+    else:
+        machine.stop(record)
+        step("restore: stopped")
+        settle(machine, record, stack, new)
+        machine.start(record, guests_part(session), secrets)
+    step("restore: running")
+    BoundState(machine.folder / "workflow.json").replace(session.get("workflow") or {})
+    machine.link.call("reseed", seed=fresh_seed())
+    journal.done(machine.folder)
+    machine.drop_tops(but=new)
+    sweep_trash(machine.home)
+    return [process["code"] for process in ended]
+
+
+def settle(machine: Machine, record: Record, stack: list[str], top: int) -> None:
+    record.stack, record.top, record.copies = list(stack), top, []
+    record.save(machine.folder)
+    for cursor in machine.folder.glob("cursor-*"):
+        cursor.unlink()
+
+
+def guests_part(session: dict[str, Any]) -> dict[str, Any]:
+    """The part of a session that the guest keeps."""
+    return {name: value for name, value in session.items() if name != "workflow"}

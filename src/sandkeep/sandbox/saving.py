@@ -1,0 +1,186 @@
+"""Take a sandbox's state at one instant as a stack of layers, and snapshots made of that.
+
+Two ways. *Rotate*: only the guest runs, so the top becomes a layer as it is and a new empty top is put in its place.
+*Copy*: processes run (or the runtime can't rotate), so everything is frozen and what changed since the last copy is
+copied out. A process that holds a file open goes on writing into the top it began with: never rotate under it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from sandkeep.errors import SnapshotNotFound, Unsupported
+from sandkeep.layers import copying
+from sandkeep.model import SnapshotInfo
+from sandkeep.runtime.driver import Driver
+from sandkeep.runtime.elevate import elevated
+from sandkeep.sandbox import journal, squashing
+from sandkeep.sandbox.home import read_json, write_json, write_whole
+from sandkeep.sandbox.journal import step
+from sandkeep.sandbox.machine import Machine
+from sandkeep.sandbox.record import Record
+from sandkeep.workflow import BoundState
+
+
+@dataclass
+class Taken:
+    """A state at one instant: layers (top first), the session, the processes that ran, and how the layers were had."""
+
+    stack: list[str]
+    session: dict[str, Any]
+    processes: list[dict[str, Any]]
+    how: str
+    left_out: list[str] = field(default_factory=list)
+
+
+def take(machine: Machine, record: Record) -> Taken:
+    """The state now. The caller holds the lock; the record is changed and saved."""
+    engine = machine.driver(record)
+    with machine.link.stream("hold") as hold:
+        facts = hold.first_json()
+        session = {**facts["session"], "workflow": BoundState(machine.folder / "workflow.json").export()}
+        if facts["idle"] and engine.can_rotate and not record.copies:
+            if not any(_entries(machine, record)):
+                return Taken(list(record.stack), session, facts["processes"], "unchanged")
+            rotate(machine, record, engine)
+            return Taken(list(record.stack), session, facts["processes"], "rotated")
+        changed, left_out = copy(machine, record, engine, sync=facts["shared_maps"])
+        stack = [*record.copies, *record.stack]
+        return Taken(stack, session, facts["processes"], "copied" if changed else "unchanged", left_out)
+
+
+def rotate(machine: Machine, record: Record, engine: Driver) -> None:
+    layers = machine.home.layers
+    layer, old, new = layers.new_id(), record.top, record.top + 1
+    journal.begin(machine.folder, "rotate", layer=layer, old=old, new=new, root=machine.root_device(record))
+    step("rotate: journalled")
+    tree = layers.begin(layer)
+    os.rename(machine.top(old) / "tree", tree)
+    step("rotate: top renamed")
+    stack = [layer, *record.stack]
+    squashed = squashing.find(machine.home, stack)
+    if squashed:
+        stack = squashing.swap(stack, *squashed)
+        record.parent_stack = squashing.swap(record.parent_stack, *squashed)
+    machine.make_top(new)
+    with frozen(machine, engine):
+        engine.rotate(machine.plan(record, stack, new))
+        step("rotate: mounted")
+    record.stack, record.top = stack, new
+    record.save(machine.folder)
+    step("rotate: recorded")
+    journal.done(machine.folder)
+    machine.drop_tops(but=new)
+    squashing.later(machine.home, stack)
+
+
+def copy(machine: Machine, record: Record, engine: Driver, *, sync: bool) -> tuple[int, list[str]]:
+    journal.begin(machine.folder, "copy", layer=(layer := machine.home.layers.new_id()))
+    step("copy: journalled")
+    with frozen(machine, engine):
+        found = copy_frozen(machine, record, sync=sync, layer=layer)
+    journal.done(machine.folder)
+    return found
+
+
+def copy_frozen(machine: Machine, record: Record, *, sync: bool, layer: str) -> tuple[int, list[str]]:
+    """Copy what changed in a top that stands still. `layer` is in the journal already.
+
+    Pages written through shared mappings change a file's time only when they were clean: `sync` makes them so.
+    """
+    layers = machine.home.layers
+    tree, cursor = layers.begin(layer), machine.folder / f"cursor-{record.copies[0] if record.copies else 'none'}"
+    if sync:
+        os.sync()
+    changed, after, left_out = elevated(copying.copy_top, machine.top(record.top) / "tree", tree, cursor)
+    step("copy: copied")
+    if not changed:
+        layers.discard(layer)
+        return 0, left_out
+    write_whole(machine.folder / f"cursor-{layer}", after)
+    record.copies = [layer, *record.copies]
+    record.save(machine.folder)
+    step("copy: recorded")
+    cursor.unlink(missing_ok=True)
+    return changed, left_out
+
+
+@contextlib.contextmanager
+def frozen(machine: Machine, engine: Driver) -> Iterator[None]:
+    """Nothing in the sandbox moves inside this block."""
+    try:
+        engine.freeze(machine.id, machine.folder)
+        thaw = engine.thaw
+    except Unsupported:
+        machine.link.call("stop_all")
+
+        def thaw(id: str, folder: Any) -> None:
+            machine.link.call("cont_all")
+
+    try:
+        yield
+    finally:
+        thaw(machine.id, machine.folder)
+
+
+def _entries(machine: Machine, record: Record) -> Iterator[str]:
+    """What the top holds beyond the folders that mounting it makes."""
+    tree = machine.top(record.top) / "tree"
+    with os.scandir(tree) as found:
+        for entry in found:
+            if entry.name != "usr" or any(os.scandir(entry.path)):
+                yield entry.name
+
+
+def snapshot(machine: Machine, comment: str = "") -> SnapshotInfo:
+    with machine.held() as record:
+        machine.require_running(record)
+        taken = take(machine, record)
+        info = SnapshotInfo(f"sn_{secrets.token_hex(6)}", comment, time.time(), taken.stack, taken.how)
+        folder = machine.folder / "snapshots"
+        folder.mkdir(exist_ok=True)
+        write_json(folder / f"{info.id}.json", {**asdict(info), "session": taken.session, "processes": taken.processes})
+        return info
+
+
+def load_snapshot(machine: Machine, id: str) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = read_json(machine.folder / "snapshots" / f"{_plain(id)}.json")
+    except FileNotFoundError:
+        raise SnapshotNotFound(
+            f"sandbox {machine.id} has no snapshot {id}", "snapshots() lists what there is", id=id
+        ) from None
+    return found
+
+
+def snapshots(machine: Machine) -> list[SnapshotInfo]:
+    """Oldest first."""
+    machine.home.existing(machine.id)
+    folder = machine.folder / "snapshots"
+    found = [read_json(path) for path in folder.glob("sn_*.json")] if folder.is_dir() else []
+    names = SnapshotInfo.__dataclass_fields__
+    return sorted(
+        (SnapshotInfo(**{k: v for k, v in data.items() if k in names}) for data in found),
+        key=lambda info: info.timestamp,
+    )
+
+
+def delete_snapshot(machine: Machine, id: str) -> None:
+    from sandkeep.sandbox.sweeping import discard_unused
+
+    with machine.held():
+        load_snapshot(machine, id)
+        (machine.folder / "snapshots" / f"{id}.json").unlink()
+    discard_unused(machine.home)
+
+
+def _plain(id: str) -> str:
+    if not isinstance(id, str) or "/" in id or not id.startswith("sn_"):
+        raise SnapshotNotFound(f"{id!r} is not a snapshot's id", "ids look like sn_0123456789ab")
+    return id

@@ -1,0 +1,56 @@
+"""What of ours is still mounted, running, bound or in a cgroup on this machine. Prints one item a line.
+
+--against TEXT  fail if there is anything that TEXT (an earlier answer) does not have
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+
+def mounts() -> set[str]:
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return {f"mount {line.split()[4]}" for line in lines if "sandkeep" in line or "/sk-" in line or "/tops/" in line}
+
+
+def cgroups() -> set[str]:
+    return {
+        f"cgroup {path}"
+        for path in Path("/sys/fs/cgroup").glob("**/*sandkeep*")
+        if path.is_dir() and any(path.iterdir())
+    } & {f"cgroup {path}" for path in Path("/sys/fs/cgroup").glob("**/*sandkeep*/sb-*")}
+
+
+def processes() -> set[str]:
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if any(b"/.sandkeep/" in word or word.startswith(b"runsc-") or b"swift-" in word for word in words):
+            found.add(f"process {folder.name} {b' '.join(words)[:120].decode(errors='replace')}")
+    return found
+
+
+def leftovers() -> set[str]:
+    return mounts() | cgroups() | processes()
+
+
+def main() -> int:
+    if sys.argv[1:2] != ["--against"]:
+        print("\n".join(sorted(leftovers())))
+        return 0
+    before = set(sys.argv[2].splitlines())
+    deadline = time.monotonic() + 20
+    while (left := leftovers() - before) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    for item in sorted(left):
+        print(f"left behind: {item}")
+    return 1 if left else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Every test, in parallel. What fails there runs once more alone, and is named: a test that only fails beside others on a
+# busy machine is a finding, not a red build; a test that fails twice is. Ends with a look for anything left behind.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+run() { .venv/bin/python -m pytest -o cache_dir=.build/pytest -p cacheprovider "$@"; }
+before=$(.venv/bin/python tools/leftovers.py)
+rm -rf .build/pytest
+run -n "${JOBS:-4}" --dist worksteal --max-worker-restart 2
+code=$?
+if [ "$code" = 1 ]; then
+  echo "test: what failed beside others runs again alone"
+  run --last-failed --last-failed-no-failures none -v
+  code=$?
+fi
+[ "$code" = 0 ] || exit "$code"
+.venv/bin/python tools/leftovers.py --against "$before"
