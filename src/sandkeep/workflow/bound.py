@@ -76,5 +76,5 @@ class BoundState:
             raise Corrupt(error.message, "restore the sandbox from a snapshot or checkpoint") from error
 
     def _write(self, state: WorkflowState) -> None:
-        data = files.seal({"variables": state.variables()})
+        data = files.seal({"variables": state.live()})
         files.write_whole(self.path, data, self.path.with_name(f".{self.path.name}.tmp"))

@@ -104,10 +104,11 @@ def read_file(path: Path) -> bytes:
 
 
 def seal(record: dict[str, Any]) -> bytes:
-    """The record as readable JSON with its format and the checksum of everything in it."""
+    """The record as JSON, a line for each field, with its format and the checksum of everything in it."""
     whole = {"format": FORMAT, **record}
     sealed = {**whole, "sha256": _digest(whole)}
-    return json.dumps(sealed, ensure_ascii=False, allow_nan=False, indent=2).encode() + b"\n"
+    lines = (f"  {json.dumps(name)}: {json.dumps(value, ensure_ascii=False, allow_nan=False)}" for name, value in sealed.items())
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
 def unseal(data: bytes, name: str) -> dict[str, Any]:

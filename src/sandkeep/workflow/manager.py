@@ -140,7 +140,7 @@ class StateManager:
         now = datetime.now(UTC)
         sequence = max((each.sequence for each in self._files(corrupt=True)), default=0) + 1
         id = f"{now:%Y%m%d_%H%M%S_%f}_{sequence:06}"
-        variables = self._state.variables()
+        variables = self._state.live()
         record = {
             "session_id": self.session_id,
             "id": id,

@@ -98,6 +98,10 @@ class WorkflowState:
     def variables(self) -> dict[str, Any]:
         return {key: plain(value, key) for key, value in self._variables.items()}
 
+    def live(self) -> Mapping[str, Any]:
+        """The variables themselves, to be written out at once and not kept."""
+        return self._variables
+
     def to_json(self) -> str:
         return canonical(self._variables)
 
