@@ -68,6 +68,7 @@ class Driver:
         (plan.dir / "bundle/config.json").write_text(json.dumps(spec.bundle(plan, self._facts())))
         try:
             elevated(_launch, self, plan, image)
+            self.settle(plan.dir)
             self._record(plan.id, plan.dir)
         except BaseException:
             self.stop(plan.id, plan.dir)
@@ -80,7 +81,11 @@ class Driver:
             cgroups=self.own_limits and cgroup.usable(),
             swap_limit=cgroup.swap_limit(),
             rlimit_pids=not cgroup.usable(),
+            bind_tmp=self.memory,
         )
+
+    def settle(self, dir: Path) -> None:
+        """Called when process 1 runs, before the sandbox counts as started."""
 
     def _record(self, id: str, dir: Path) -> None:
         pid = int((dir / "bundle/pid").read_text())
@@ -100,7 +105,7 @@ class Driver:
     def base_command(self, dir: Path, network: str) -> list[str]:
         return [self.path(), "--root", str(dir / "runtime")]
 
-    def enter(self) -> None:
+    def enter(self, root: Path) -> None:
         """Called in the launching thread's own mount namespace, after the root is mounted."""
 
     def stop(self, id: str, dir: Path) -> None:
@@ -183,7 +188,7 @@ class Driver:
 
 
 class Crun(Driver):
-    def enter(self) -> None:
+    def enter(self, root: Path) -> None:
         """crun refuses hosts that have both versions of control groups; show it the unified one alone."""
         if not cgroup.is_unified() and "unified" in cgroup.hierarchies():
             tree = kernel.clone_tree(str(cgroup.hierarchies()["unified"]))
@@ -194,11 +199,28 @@ class Crun(Driver):
                 os.close(tree)
                 os.close(place)
 
+    def settle(self, dir: Path) -> None:
+        """crun forgets the root's `nodev`. In a user namespace the kernel itself holds devices back."""
+        if is_root():
+            pid = int((dir / "bundle/pid").read_text())
+            kernel.in_thread(lambda: kernel.remount_root(pid, kernel.MS_NODEV))
+
     def base_command(self, dir: Path, network: str) -> list[str]:
         return [*super().base_command(dir, network), "--cgroup-manager", "disabled"]
 
 
 class Runsc(Driver):
+    def enter(self, root: Path) -> None:
+        """/tmp is bound from the root (see spec.py): it must be a folder there, not a link that leads to the host's."""
+        tmp = root / "tmp"
+        if not os.path.lexists(tmp):
+            tmp.mkdir()
+            tmp.chmod(0o1777)
+        if tmp.is_symlink() or not tmp.is_dir():
+            raise RuntimeFailed(
+                "/tmp of the sandbox is not a folder, which runsc needs", "start it with another runtime"
+            )
+
     def base_command(self, dir: Path, network: str) -> list[str]:
         flags = ["--platform=systrap", "--ignore-cgroups", "--overlay2=none", "--file-access=shared", "--host-uds=all"]
         return [self.path(), f"--root={dir / 'runtime'}", *flags, f"--network={network}"]
@@ -232,7 +254,7 @@ def _launch(driver: Driver, plan: Plan, image: list[str]) -> None:
         kernel.private_mounts()
         overlay.attach(overlay.build(plan), plan.dir / "root")
         os.chdir(_GROUPS if join else "/")
-        driver.enter()
+        driver.enter(plan.dir / "root")
         _run([*join, *driver.command(plan, image)], str(plan.dir))
 
     kernel.in_thread(launch)

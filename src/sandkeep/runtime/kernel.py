@@ -15,8 +15,8 @@ CLONE_FS = 0x00000200
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUSER = 0x10000000
 
-MS_RDONLY = 1
 MS_NODEV = 4
+MS_REMOUNT = 32
 MS_BIND = 4096
 MS_REC = 16384
 MS_PRIVATE = 1 << 18
@@ -163,6 +163,17 @@ def private_mounts() -> None:
     """Give the calling thread a mount namespace of its own, from which nothing spreads back."""
     unshare(CLONE_NEWNS)
     mount("none", "/", None, MS_REC | MS_PRIVATE)
+
+
+def remount_root(pid: int, flags: int) -> None:
+    """Set the mount flags of the root that process `pid` sees; the calling thread stays in that mount namespace."""
+    namespace = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        unshare(CLONE_FS)
+        setns(namespace, CLONE_NEWNS)
+    finally:
+        os.close(namespace)
+    mount("none", "/", None, MS_REMOUNT | MS_BIND | flags)
 
 
 def in_user_namespace() -> bool:

@@ -18,6 +18,8 @@ from sandkeep.runtime.plan import Plan
 
 # The same format with and without root: `user.overlay.*` attributes, no redirects, no index, stable inode numbers.
 _OPTIONS: list[tuple[str, str | None]] = [("userxattr", None), ("xino", "off"), ("index", "off")]
+# Kernels that know `lowerdir+` would otherwise write an identity of the mount into the upper folder.
+_MODERN: list[tuple[str, str | None]] = [("uuid", "null")]
 
 
 @dataclass(frozen=True)
@@ -103,9 +105,11 @@ def _mount(stack: Stack) -> int:
         pair: list[tuple[str, str | None]] = [("upperdir", name(stack.upper)), ("workdir", name(stack.work))]
         layers: list[tuple[str, str | None]] = [("lowerdir+", lower) for lower in lowers]
         try:
-            return kernel.make_mount("overlay", [*_OPTIONS, *layers, *pair], kernel.MOUNT_ATTR_NODEV)
+            return kernel.make_mount("overlay", [*_OPTIONS, *_MODERN, *layers, *pair], kernel.MOUNT_ATTR_NODEV)
         except OSError as error:
-            if error.errno != errno.EINVAL or "fsconfig lowerdir+" not in str(error):
+            if error.errno != errno.EINVAL or not any(
+                f"fsconfig {word}:" in str(error) for word in ("uuid", "lowerdir+")
+            ):
                 raise
         return _mount_classic([*_OPTIONS, ("lowerdir", ":".join(lowers)), *pair], stack.work)
 

@@ -35,6 +35,7 @@ class Facts:
     cgroups: bool  # the runtime itself sets the limits
     swap_limit: bool  # the host can limit swap
     rlimit_pids: bool = False  # no cgroup: bound the number of processes by RLIMIT_NPROC
+    bind_tmp: bool = False  # the runtime would put a tmpfs of its own on an empty /tmp
 
 
 def bundle(plan: Plan, facts: Facts) -> dict[str, Any]:
@@ -96,6 +97,8 @@ def _mounts(plan: Plan, facts: Facts) -> list[dict[str, Any]]:
         found.append(_mount("/sys", "tmpfs", "tmpfs", [*quiet, "ro", "mode=755", "size=0k"]))
     else:
         found.append(_mount("/sys", "sysfs", "sysfs", [*quiet, "ro"]))
+    if facts.bind_tmp:
+        found.append(_bind(plan.dir / "root/tmp", "/tmp", ["nosuid", "nodev", "rw"]))
     found.append(_bind(plan.dir / "run", RUN, [*quiet, "rw"]))
     if plan.code is not None:
         found.append(_bind(plan.code, CODE, ["nosuid", "nodev", "ro"]))
