@@ -5,6 +5,7 @@ Retries with back-off are obstore's; here every failure becomes one of our error
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -38,6 +39,7 @@ LARGE = 1 << 20  # a request with more bytes than this may take longer
 _CODE = re.compile(r"<Code>([A-Za-z0-9]+)</Code>")
 _SAID = re.compile(r"<Message>([^<]{1,300})</Message>")
 _STATUS = re.compile(r"status code: (\d{3})")
+_VARIABLES = {"gs": "GOOGLE_", "az": "AZURE_"}
 _FULL = {"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "StorageFull", "AccountQuotaExceeded"}
 
 
@@ -74,6 +76,8 @@ class Bucket:
             allow_http = _http_allowed(config.get("endpoint"), allow_http)
         elif config:
             raise BadArgument(f"{next(iter(config))} means nothing for {scheme}://", "use that service's own variables")
+        elif scheme in _VARIABLES and not any(name.startswith(_VARIABLES[scheme]) for name in os.environ):
+            raise StoreDenied("there are no keys for the bucket", f"set the {_VARIABLES[scheme]}… variables of that service")
         retries: RetryConfig = {
             "max_retries": 8 if retry > 0 else 0,
             "retry_timeout": timedelta(seconds=retry),
@@ -89,9 +93,9 @@ class Bucket:
             more: dict[str, Any] = {"prefix": prefix or None, "client_options": client, "retry_config": retries}
             if scheme == "s3":
                 return S3Store(bucket, virtual_hosted_style_request=False, **config, **more)  # type: ignore[arg-type]
-            if scheme in ("gs", "gcs"):
+            if scheme == "gs":
                 return GCSStore(bucket, **more)
-            if scheme in ("az", "azure"):
+            if scheme == "az":
                 return AzureStore(bucket, **more)
             raise BadArgument(f"{scheme}:// is no store", "give a folder, s3://, gs:// or az://")
 

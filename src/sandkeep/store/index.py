@@ -32,7 +32,7 @@ CREATE TABLE block(number INTEGER PRIMARY KEY, start INT, stored INT, raw INT, c
 CREATE TABLE blob(id BLOB, block INT, start INT, length INT, PRIMARY KEY(id, block)) WITHOUT ROWID;
 CREATE TABLE record(kind TEXT, name TEXT, data BLOB, PRIMARY KEY(kind, name)) WITHOUT ROWID;
 """
-_BLOCK_BITS = 24  # a block's number is its pack's number and its place in the pack
+BLOCK_BITS = 24  # a block's number is its pack's number and its place in the pack
 _BATCH = 900
 
 
@@ -206,7 +206,7 @@ class Index:
             row = db.execute("SELECT number FROM pack WHERE name=?", (pack.name,)).fetchone()
             if row is None:
                 number = db.execute("INSERT INTO pack(name, size) VALUES(?,?)", (pack.name, pack.size)).lastrowid or 0
-                base = number << _BLOCK_BITS
+                base = number << BLOCK_BITS
                 db.executemany("INSERT INTO block VALUES(?,?,?,?,?)", ((base + n, b.offset, b.stored, b.raw, b.crc) for n, b in enumerate(pack.blocks)))
                 rows = sorted((blob, base + block, start, length) for blob, block, start, length in pack.rows())
                 db.executemany("INSERT OR IGNORE INTO blob VALUES(?,?,?,?)", rows)
@@ -221,9 +221,9 @@ class Index:
         gone = db.execute("SELECT number FROM pack WHERE number NOT IN (SELECT pack FROM names)").fetchall()
         if not gone:
             return
-        db.execute(f"DELETE FROM blob WHERE (block >> {_BLOCK_BITS}) NOT IN (SELECT pack FROM names)")
+        db.execute(f"DELETE FROM blob WHERE (block >> {BLOCK_BITS}) NOT IN (SELECT pack FROM names)")
         for (number,) in gone:
-            db.execute("DELETE FROM block WHERE number >= ? AND number < ?", (number << _BLOCK_BITS, (number + 1) << _BLOCK_BITS))
+            db.execute("DELETE FROM block WHERE number >= ? AND number < ?", (number << BLOCK_BITS, (number + 1) << BLOCK_BITS))
             db.execute("DELETE FROM pack WHERE number=?", (number,))
 
     # questions
@@ -253,7 +253,7 @@ class Index:
         marks = ",".join("?" * len(ids))
         found = self.rows(
             "SELECT blob.id, pack.name, block.start, stored, raw, crc, blob.start, length FROM blob JOIN block ON block.number = blob.block "
-            f"JOIN pack ON pack.number = (blob.block >> {_BLOCK_BITS}) WHERE blob.id IN ({marks})",
+            f"JOIN pack ON pack.number = (blob.block >> {BLOCK_BITS}) WHERE blob.id IN ({marks})",
             ids,
         )
         return [Place(*row) for row in found]  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import msgpack
@@ -28,8 +29,16 @@ def read_sealed(objects: Objects, name: str) -> Any:
     return msgpack.unpackb(unseal(name, objects.get(name)), strict_map_key=False)
 
 
+def read_condemned(objects: Objects, name: str) -> list[str]:
+    return [str(pack) for pack in read_sealed(objects, name)["packs"]]
+
+
+def seal_value(name: str, value: Any) -> bytes:
+    return seal(name, msgpack.packb(value))
+
+
 def put_sealed(objects: Objects, name: str, value: Any) -> None:
-    objects.put(name, seal(name, msgpack.packb(value)))
+    objects.put(name, seal_value(name, value))
 
 
 class Lease:
@@ -50,13 +59,16 @@ class Lease:
         try:
             while True:
                 marks = read_marks(self.objects)
+                if self.role == "gc":
+                    _remove_damaged(self.objects, marks.condemned)
+                    marks = read_marks(self.objects)
                 try:
-                    named = {name: read_sealed(self.objects, name)["packs"] for name in marks.condemned}
+                    named = {name: read_condemned(self.objects, name) for name in marks.condemned}
                     break
                 except NotFound:
                     continue  # a collector has just finished with it
                 except Corrupt as error:
-                    raise Corrupt(f"{error.message}: what it condemns is unknown", "run gc, which sets it aside", **error.details) from error
+                    raise Corrupt(f"{error.message}: what it condemns is unknown", "run gc, which removes it", **error.details) from error
             if named:
                 self.seen = sorted(named)
                 self.condemned = frozenset(pack for packs in named.values() for pack in packs)
@@ -98,6 +110,11 @@ class Lease:
         if self.lapsed():
             raise _lost()
 
+    def check_twice(self) -> None:
+        """Also whether a collector has given this lease up."""
+        if self.lapsed() or self.objects.size(f"expired/{self.id}") is not None:
+            raise _lost()
+
     def put(self, name: str, data: bytes) -> None:
         """Put an object that names packs. Withdrawn if a collector has meanwhile given this lease up: the collector marks the
         lease before it looks, we look for the mark after we have put, so one of the two sees the other."""
@@ -106,6 +123,46 @@ class Lease:
         if self.lapsed() or self.objects.size(f"expired/{self.id}") is not None:
             self.objects.delete([name])
             raise _lost()
+
+
+def _remove_damaged(objects: Objects, condemned: tuple[str, ...]) -> None:
+    """A mark that can't be read condemns nothing: packs are deleted only after the index has ceased to name them."""
+    for name in condemned:
+        try:
+            read_condemned(objects, name)
+        except Corrupt:
+            objects.delete([name])
+        except NotFound:
+            pass
+
+
+@dataclass(frozen=True)
+class Other:
+    """Somebody else's lease, as a collector sees it."""
+
+    id: str
+    role: str
+    seen: frozenset[str]
+    lapsed: bool
+
+
+def others(mine: Lease) -> list[Other]:
+    """Ages are differences of the backend's own times, one of them that of the lease this collector keeps fresh."""
+    listed = list(mine.objects.list("writers/"))
+    clock = max((at for name, _, at in listed if name == mine.name), default=0.0)
+    found = []
+    for name, _, at in listed:
+        if name == mine.name:
+            continue
+        try:
+            value = read_sealed(mine.objects, name)
+            role, seen = str(value["role"]), frozenset(value["seen"])
+        except NotFound:
+            continue
+        except Corrupt:
+            role, seen = "writer", frozenset()
+        found.append(Other(name.removeprefix("writers/"), role, seen, clock - at > mine.duration))
+    return found
 
 
 def _lost() -> StateConflict:
