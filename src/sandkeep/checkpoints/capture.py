@@ -3,6 +3,7 @@ it durable, then the record."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,8 @@ from sandkeep.checkpoints.nodes import Entry
 from sandkeep.checkpoints.records import Record, canonical
 from sandkeep.errors import BadArgument, CheckpointNotFound, Corrupt, NotFound
 from sandkeep.model import CheckpointInfo
-from sandkeep.store.repository import Repository, Writer
+from sandkeep.store.repository import Repository
+from sandkeep.store.writer import Writer
 
 
 @dataclass(frozen=True)
@@ -35,9 +37,12 @@ class Source:
     base: Base = field(default_factory=Base)
 
 
-def load_record(repo: Repository, checkpoint: str) -> Record:
+def load_record(repo: Repository, checkpoint: str, cached: bool = False) -> Record:
+    """From the store; with `cached`, maybe one that another machine has forgotten."""
+    if not records.is_id(checkpoint):
+        raise CheckpointNotFound(f"{checkpoint!r} is not the id of a checkpoint", "list the store's checkpoints")
     try:
-        data = repo.get_record(records.KIND, checkpoint)
+        data = repo.get_record(records.KIND, checkpoint, cached=cached)
     except NotFound:
         raise CheckpointNotFound(f"no checkpoint {checkpoint}", "list the store's checkpoints")
     return records.unpack_record(checkpoint, data)
@@ -53,6 +58,16 @@ def load_list(repo: Repository, blob: bytes | None) -> list[Any]:
         raise Corrupt(f"list {blob.hex()} is malformed: {error}", "run verify to see which checkpoints suffer")
     if not isinstance(found, list):
         raise Corrupt(f"list {blob.hex()} is malformed", "run verify to see which checkpoints suffer")
+    return found
+
+
+def load_json(repo: Repository, blob: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(repo.read(blob))
+    except ValueError as error:
+        raise Corrupt(f"session {blob.hex()} is malformed: {error}", "run verify to see which checkpoints suffer")
+    if not isinstance(found, dict):
+        raise Corrupt(f"session {blob.hex()} is malformed", "run verify to see which checkpoints suffer")
     return found
 
 
@@ -81,13 +96,14 @@ def capture(
     records.check_words(tag, comment, metadata, base)
     rules = Filter(scope, exclude)
     facts, loose = canonical(dict(session), "session"), canonical(dict(volatile or {}), "volatile")
-    parent = load_record(repo, source.parent) if source.parent else None
-    if parent is not None and (parent.scope, parent.exclude) != (rules.scope, rules.exclude):
-        raise BadArgument(
-            "the parent was saved with another scope or other exclusions",
-            "capture all the sandbox's layers on top of its base (parent None), and name the parent by parent_id",
-        )
     with repo.writer() as writer:
+        # The parent is read while the writer is announced: from here on a collector keeps what it names.
+        parent = load_record(repo, source.parent) if source.parent else None
+        if parent is not None and (parent.scope, parent.exclude) != (rules.scope, rules.exclude):
+            raise BadArgument(
+                "the parent was saved with another scope or other exclusions",
+                "capture all the sandbox's layers on top of its base (parent None), and name the parent by parent_id",
+            )
         root, links, left_out = _merge(repo, writer, source, parent, rules, progress)
         attached = {name: _attach(repo, writer, folder) for name, folder in (attachments or {}).items()}
         session_blob, volatile_blob = writer.add(facts), writer.add(loose)
@@ -103,7 +119,9 @@ def capture(
             base=dict(base),
             scope=rules.scope,
             exclude=rules.exclude,
-            excluded=[os.fsdecode(path).encode(errors="replace").decode() for path in sorted(left_out)[: records.SHOWN]],
+            excluded=[
+                os.fsdecode(path).encode(errors="replace").decode() for path in sorted(left_out)[: records.SHOWN]
+            ],
             excluded_count=len(left_out),
             left_out=all_left_out,
             root=root,
@@ -125,7 +143,7 @@ def _merge(
     with _opened([*source.trees][::-1]) as trees:
         merge = Merge(trees, source.base, rules, repo.read, writer, progress)
         root = merge.run(parent.root if parent else None, (path for path, why in before if why == "environment"))
-    return root, _add_list(writer, merge.groups(groups)), merge.all_left_out(map(tuple, before))  # type: ignore[arg-type]
+    return root, _add_list(writer, merge.groups(groups)), merge.all_left_out(map(tuple, before))
 
 
 def _attach(repo: Repository, writer: Writer, folder: Path) -> Entry:

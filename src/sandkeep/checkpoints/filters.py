@@ -35,7 +35,9 @@ class Filter:
         try:
             self._spec = GitIgnoreSpec.from_lines(patterns) if patterns else None
         except (ValueError, TypeError) as error:
-            raise BadArgument(f"exclude has a bad pattern: {error}", "write gitignore patterns, anchored at the root: '/tmp/'")
+            raise BadArgument(
+                f"exclude has a bad pattern: {error}", "write gitignore patterns, anchored at the root: '/tmp/'"
+            )
         self._environments = own
         kept = [WORKSPACE, *(f"{HOME}/{name}" for name in (*AGENT_FOLDERS, *AGENT_FILES))]
         self._kept = [os.fsencode(path.strip("/")) for path in kept] if scope == "workspace" else []

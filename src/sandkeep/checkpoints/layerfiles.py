@@ -64,13 +64,17 @@ class LayerFiles:
     def write(self, number: int, chunk: int, data: bytes) -> None:
         path, entry = self._files[number]
         if len(data) != min(CHUNK, entry.size - chunk * CHUNK):
-            raise Corrupt(f"a chunk of {os.fsdecode(path)} has a wrong size", "run verify to see which checkpoints suffer")
+            raise Corrupt(
+                f"a chunk of {os.fsdecode(path)} has a wrong size", "run verify to see which checkpoints suffer"
+            )
         if entry.size <= CHUNK:
             self._whole(path, entry, data)
         else:
             (_write_sparse if entry.flag else _write_at)(self._large(number, path), data, chunk * CHUNK)
 
-    def finish(self, linked: dict[bytes, bytes], others: list[tuple[bytes, Entry]], folders: list[tuple[bytes, Entry]]) -> None:
+    def finish(
+        self, linked: dict[bytes, bytes], others: list[tuple[bytes, Entry]], folders: list[tuple[bytes, Entry]]
+    ) -> None:
         """All that must come after the contents: large files' attributes, links, special entries, folders' attributes."""
         for number, (path, entry) in enumerate(self._files):
             if entry.size > CHUNK:

@@ -18,7 +18,7 @@ from sandkeep.checkpoints.filters import Filter
 from sandkeep.checkpoints.nodes import DIR, FIFO, FILE, SYMLINK, WHITEOUT, Entry
 from sandkeep.checkpoints.places import join, open_folder
 from sandkeep.errors import StateConflict
-from sandkeep.store.repository import Writer
+from sandkeep.store.writer import Writer
 
 Progress = Callable[[str, int, int], None]  # phase, entries done, bytes done
 _REPORT_EVERY = 512
@@ -41,7 +41,9 @@ class _Folder:
 
 
 class Merge:
-    def __init__(self, trees: list[int], base: Base, rules: Filter, read: nodes.Read, writer: Writer, progress: Progress | None) -> None:
+    def __init__(
+        self, trees: list[int], base: Base, rules: Filter, read: nodes.Read, writer: Writer, progress: Progress | None
+    ) -> None:
         self._trees = trees  # descriptors, the topmost first
         self._base = base
         self._rules = rules
@@ -110,7 +112,9 @@ class Merge:
 
     def _folder_entry(self, name: bytes, fd: int) -> tuple[Entry, bool]:
         state = os.fstat(fd)
-        entry = Entry(name, DIR, stat.S_IMODE(state.st_mode), state.st_uid, state.st_gid, read_xattrs(fd), mtime=state.st_mtime_ns)
+        entry = Entry(
+            name, DIR, stat.S_IMODE(state.st_mode), state.st_uid, state.st_gid, read_xattrs(fd), mtime=state.st_mtime_ns
+        )
         return entry, is_opaque(fd)
 
     def _scan(self, here: _Folder) -> None:
@@ -130,7 +134,10 @@ class Merge:
 
     def _scan_tree(self, here: _Folder, tree: int, fd: int, decided: set[bytes], below: dict[bytes, _Folder]) -> None:
         with os.scandir(fd) as listing:
-            found = sorted((os.fsencode(item.name), item.is_dir(follow_symlinks=False), item.is_file(follow_symlinks=False)) for item in listing)
+            found = sorted(
+                (os.fsencode(item.name), item.is_dir(follow_symlinks=False), item.is_file(follow_symlinks=False))
+                for item in listing
+            )
         for name, is_folder, is_file in found:
             if name in decided:
                 continue
@@ -154,7 +161,9 @@ class Merge:
                 here.rows[name] = entry
                 self._report(entry.size)
 
-    def _chain(self, name: bytes, path: bytes, tree: int, fd: int, decided: set[bytes], below: dict[bytes, _Folder]) -> None:
+    def _chain(
+        self, name: bytes, path: bytes, tree: int, fd: int, decided: set[bytes], below: dict[bytes, _Folder]
+    ) -> None:
         child = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
         try:
             entry, opaque = self._folder_entry(name, child)
@@ -264,17 +273,22 @@ class Merge:
                 entry = entry._replace(flag=bool(below))
             elif below and all(name in rows and _hides(rows[name]) for name in below):
                 entry = entry._replace(flag=True)
-                rows = {name: row._replace(flag=False) if row.kind == DIR else row for name, row in rows.items() if row.kind != WHITEOUT}
+                rows = {
+                    name: row._replace(flag=False) if row.kind == DIR else row
+                    for name, row in rows.items()
+                    if row.kind != WHITEOUT
+                }
         if here.path and not rows and here.base_shows and not entry.flag and self._as_in_base(here.path, entry):
             return None
         node = nodes.store([rows[name] for name in sorted(rows)], self._add_node)
-        return entry._replace(size=node.size, data=node.digest, count=node.count, node=node.id)
+        return entry._replace(size=node.size, data=node.digest, below=node.below, node=node.id)
 
     def _as_in_base(self, path: bytes, entry: Entry) -> bool:
         state = self._base.stat(path)
         return (
             state is not None
-            and (entry.mode, entry.uid, entry.gid, entry.mtime) == (stat.S_IMODE(state.st_mode), state.st_uid, state.st_gid, state.st_mtime_ns)
+            and (entry.mode, entry.uid, entry.gid, entry.mtime)
+            == (stat.S_IMODE(state.st_mode), state.st_uid, state.st_gid, state.st_mtime_ns)
             and entry.xattrs == self._base.xattrs(path)
         )
 

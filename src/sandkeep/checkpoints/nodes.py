@@ -45,7 +45,7 @@ class Entry(NamedTuple):
     size: int = 0  # of a file; of a directory: the bytes of all files below
     data: bytes = b""  # a file's contents, chunk ids or segment ids; a symlink's target; a directory's digest
     flag: bool = False  # a sparse file; an opaque directory (hides the base's)
-    count: int = 0  # entries below a directory, whiteouts included
+    below: int = 0  # entries below a directory, whiteouts included
     mtime: int = 0
     node: bytes = b""
 
@@ -59,7 +59,7 @@ class Node(NamedTuple):
     id: bytes
     digest: bytes
     size: int
-    count: int
+    below: int
 
 
 def chunk_count(size: int) -> int:
@@ -69,12 +69,12 @@ def chunk_count(size: int) -> int:
 def store(entries: list[Entry], add: Add) -> Node:
     """Write a directory's entries, sorted by name."""
     size = sum(e.size for e in entries)
-    count = len(entries) + sum(e.count for e in entries)
+    below = len(entries) + sum(e.below for e in entries)
     if len(entries) <= _SPLIT_ABOVE:
-        return Node(*_store_leaf(entries, add), size, count)
+        return Node(*_store_leaf(entries, add), size, below)
     parts = [(part[0].name, *_store_leaf(part, add)) for part in _cut(entries)]
     digest = sha256(b"".join(part[2] for part in parts)).digest()
-    return Node(add(msgpack.packb([2, parts])), digest, size, count)
+    return Node(add(msgpack.packb([2, parts])), digest, size, below)
 
 
 def _store_leaf(entries: list[Entry], add: Add) -> tuple[bytes, bytes]:
@@ -110,21 +110,14 @@ def load(folder: Entry, read: Read) -> list[Entry]:
             if entry.name <= previous:
                 raise ValueError(f"name {entry.name!r} is out of order or twice")
             previous = entry.name
-        below = (sum(e.size for e in entries), len(entries) + sum(e.count for e in entries))
-        if below != (folder.size, folder.count):
+        below = (sum(e.size for e in entries), len(entries) + sum(e.below for e in entries))
+        if below != (folder.size, folder.below):
             raise ValueError("what it holds does not add up to what its parent says")
     except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise Corrupt(f"directory node {node.hex()} is malformed: {error}", "run verify to see which checkpoints suffer")
+        raise Corrupt(
+            f"directory node {node.hex()} is malformed: {error}", "run verify to see which checkpoints suffer"
+        )
     return entries
-
-
-def part_ids(node: bytes, read: Read) -> list[bytes]:
-    """The blobs that make up a directory beside `node` itself."""
-    try:
-        tag, *rest = msgpack.unpackb(read(node), use_list=False)
-        return [_id(part[1]) for part in rest[0]] if tag == 2 else []
-    except (ValueError, TypeError, IndexError, msgpack.UnpackException) as error:
-        raise Corrupt(f"directory node {node.hex()} is malformed: {error}", "run verify to see which checkpoints suffer")
 
 
 def _leaf(rest: list[Any], digest: bytes) -> list[Entry]:
@@ -142,7 +135,7 @@ def _leaf(rest: list[Any], digest: bytes) -> list[Entry]:
         if row[1] == DIR:
             child = children[at : at + 32]
             at += 32
-        entries.append(Entry(*row, mtime, child))
+        entries.append(Entry._make((*row, mtime, child)))
     if at != len(children):
         raise ValueError("directories and child nodes differ in number")
     return entries
@@ -171,13 +164,26 @@ def _id(value: Any) -> bytes:
 
 
 def _check(e: Entry) -> None:
-    name, kind, mode, uid, gid, xattrs, size, data, flag, count, mtime, node = e
-    if not isinstance(name, bytes) or not name or name in (b".", b"..") or b"/" in name or b"\0" in name or len(name) > 255:
+    name, kind, mode, uid, gid, xattrs, size, data, flag, below, mtime, node = e
+    if (
+        not isinstance(name, bytes)
+        or not name
+        or name in (b".", b"..")
+        or b"/" in name
+        or b"\0" in name
+        or len(name) > 255
+    ):
         raise ValueError(f"bad name {name!r}")
-    numbers = (kind, mode, uid, gid, size, count)
+    numbers = (kind, mode, uid, gid, size, below)
     if any(type(n) is not int or n < 0 for n in numbers) or type(mtime) is not int or type(flag) is not bool:
         raise ValueError(f"bad numbers at {name!r}")
-    if kind > WHITEOUT or mode > 0o7777 or max(uid, gid) >= 1 << 32 or size > _MAX_SIZE or not -(1 << 63) <= mtime < 1 << 63:
+    if (
+        kind > WHITEOUT
+        or mode > 0o7777
+        or max(uid, gid) >= 1 << 32
+        or size > _MAX_SIZE
+        or not -(1 << 63) <= mtime < 1 << 63
+    ):
         raise ValueError(f"numbers out of range at {name!r}")
     if not isinstance(data, bytes) or (xattrs is not None and not _good_xattrs(xattrs)):
         raise ValueError(f"bad contents at {name!r}")
@@ -189,7 +195,7 @@ def _check(e: Entry) -> None:
         good = 0 < len(data) <= 4096 and b"\0" not in data
     else:
         good = not data
-    if not good or (kind != DIR and count) or (kind > DIR and (flag or size)):
+    if not good or (kind != DIR and below) or (kind > DIR and (flag or size)):
         raise ValueError(f"contents do not fit the kind at {name!r}")
 
 
@@ -203,8 +209,13 @@ def data_length(size: int) -> int:
 
 def _good_xattrs(xattrs: Any) -> bool:
     return isinstance(xattrs, tuple) and all(
-        isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], bytes) and isinstance(pair[1], bytes)
-        and b"\0" not in pair[0] and pair[0] for pair in xattrs
+        isinstance(pair, tuple)
+        and len(pair) == 2
+        and isinstance(pair[0], bytes)
+        and isinstance(pair[1], bytes)
+        and b"\0" not in pair[0]
+        and pair[0]
+        for pair in xattrs
     )
 
 
@@ -227,7 +238,9 @@ def chunk_ids(entry: Entry, read: Read, first: int = 0, last: int | None = None)
             continue
         packed = bytes(32 * (high - low)) if segment == HOLE else read(segment)
         if len(packed) != 32 * (high - low):
-            raise Corrupt(f"chunk list {segment.hex()} has a wrong length", "run verify to see which checkpoints suffer")
+            raise Corrupt(
+                f"chunk list {segment.hex()} has a wrong length", "run verify to see which checkpoints suffer"
+            )
         ids += split_ids(packed)[max(first - low, 0) : last - low]
     return ids
 

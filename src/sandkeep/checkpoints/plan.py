@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from sandkeep.checkpoints import nodes
 from sandkeep.checkpoints.base import Base
@@ -43,8 +44,8 @@ class OutOfReach(Exception):
 
 def walk(repo: Repository, root: Entry) -> Iterator[tuple[bytes, Entry]]:
     """Every entry below `root`, level by level."""
-    if root.count > _MOST:
-        raise Corrupt(f"a checkpoint states {root.count} entries", f"at most {_MOST} are possible")
+    if root.below > _MOST:
+        raise Corrupt(f"a checkpoint states {root.below} entries", f"at most {_MOST} are possible")
     level: list[tuple[bytes, Entry]] = [(b"", root)]
     while level:
         below: list[tuple[bytes, Entry]] = []
@@ -63,7 +64,11 @@ def children(repo: Repository, folders: list[tuple[bytes, Entry]]) -> Iterator[t
         batch = folders[start : start + _BATCH]
         found = dict(repo.read_many({folder.node for _, folder in batch}))
         for path, folder in batch:
-            yield path, nodes.load(folder, lambda blob: found[blob] if blob in found else repo.read(blob))
+            yield path, nodes.load(folder, partial(_either, found, repo))
+
+
+def _either(found: dict[bytes, bytes], repo: Repository, blob: bytes) -> bytes:
+    return found[blob] if blob in found else repo.read(blob)
 
 
 def whole(repo: Repository, root: Entry, groups: list[list[bytes]]) -> Plan:
@@ -75,7 +80,12 @@ def whole(repo: Repository, root: Entry, groups: list[list[bytes]]) -> Plan:
 
 
 def difference(
-    repo: Repository, root: Entry, groups: list[list[bytes]], below: Entry, below_groups: list[list[bytes]], base: Base | None
+    repo: Repository,
+    root: Entry,
+    groups: list[list[bytes]],
+    below: Entry,
+    below_groups: list[list[bytes]],
+    base: Base | None,
 ) -> Plan:
     """What turns `below` into `root` when laid over it; raises OutOfReach if nothing does."""
     here, there = {tuple(g) for g in groups}, {tuple(g) for g in below_groups}
@@ -120,7 +130,12 @@ def check_groups(groups: Iterable[object], checkpoint: str) -> list[list[bytes]]
     good: list[list[bytes]] = []
     seen: set[bytes] = set()
     for group in groups:
-        if not isinstance(group, list) or len(group) < 2 or not all(isinstance(p, bytes) for p in group) or group != sorted(set(group)):
+        if (
+            not isinstance(group, list)
+            or len(group) < 2
+            or not all(isinstance(p, bytes) for p in group)
+            or group != sorted(set(group))
+        ):
             raise Corrupt(f"checkpoint {checkpoint} has a malformed list of hard links", "run verify")
         if not seen.isdisjoint(group):
             raise Corrupt(f"checkpoint {checkpoint} links {os.fsdecode(group[0])} twice", "run verify")

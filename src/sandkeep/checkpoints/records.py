@@ -56,7 +56,9 @@ def canonical(value: Any, what: str) -> bytes:
     try:
         return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
     except (TypeError, ValueError) as error:
-        raise BadArgument(f"{what} can't be kept as JSON: {error}", "use texts, numbers, lists and dicts with text keys")
+        raise BadArgument(
+            f"{what} can't be kept as JSON: {error}", "use texts, numbers, lists and dicts with text keys"
+        )
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,9 @@ def unpack_record(checkpoint: str, data: bytes) -> Record:
         values = msgpack.unpackb(data)
         version = values.pop("version")
         if version != _VERSION:
-            raise Corrupt(f"checkpoint {checkpoint} has format {version}", "it was written by a newer Sandkeep: upgrade")
+            raise Corrupt(
+                f"checkpoint {checkpoint} has format {version}", "it was written by a newer Sandkeep: upgrade"
+            )
         stated = values.pop("hash")
         values["root"] = _entry(values["root"])
         values["attachments"] = {name: _entry(row) for name, row in values["attachments"].items()}
@@ -132,13 +136,15 @@ def unpack_record(checkpoint: str, data: bytes) -> Record:
 
 def _entry(row: list[Any]) -> Entry:
     entry = Entry(*row)
-    if entry.kind != DIR or len(entry.data) != 32 or len(entry.node) != 32 or entry.count < 0 or entry.size < 0:
+    if entry.kind != DIR or len(entry.data) != 32 or len(entry.node) != 32 or entry.below < 0 or entry.size < 0:
         raise ValueError("a root is not a directory")
     xattrs = entry.xattrs and tuple((bytes(k), bytes(v)) for k, v in entry.xattrs)
     return entry._replace(name=b"", xattrs=xattrs or None)
 
 
-def check_words(tag: str | None, comment: str | None, metadata: Mapping[str, Any] | None, base: Mapping[str, Any]) -> None:
+def check_words(
+    tag: str | None, comment: str | None, metadata: Mapping[str, Any] | None, base: Mapping[str, Any]
+) -> None:
     for what, text, most in (("tag", tag, 200), ("comment", comment, 10_000)):
         if text is not None and (not isinstance(text, str) or len(text) > most or "\0" in text):
             raise BadArgument(f"{what} must be a text of at most {most} characters")

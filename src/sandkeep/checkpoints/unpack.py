@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,19 +60,28 @@ def unpack(
                 made = None
     if made is None:
         made = planning.whole(repo, record.root, groups)
-    return _into(to, lambda: _write(repo, made, to, limit, progress), on)
+    return write_plan(repo, made, to, on, limit, progress)
 
 
-def unpack_attachment(repo: Repository, checkpoint: str, name: str, to: Path, progress: Progress | None = None) -> Unpacked:
+def unpack_attachment(
+    repo: Repository, checkpoint: str, name: str, to: Path, progress: Progress | None = None
+) -> Unpacked:
     """Write an attached folder into the absent or empty folder `to`."""
     record = load_record(repo, checkpoint)
     if name not in record.attachments:
         raise NotFound(f"checkpoint {checkpoint} has nothing attached as {name!r}")
-    made = planning.whole(repo, record.attachments[name], [])
-    return _into(to, lambda: _write(repo, made, to, None, progress), None)
+    return write_plan(repo, planning.whole(repo, record.attachments[name], []), to, progress=progress)
 
 
-def _into(to: Path, write: Callable[[], tuple[int, int, list[str]]], on: str | None) -> Unpacked:
+def write_plan(
+    repo: Repository,
+    plan: Plan,
+    to: Path,
+    on: str | None = None,
+    limit: int | None = None,
+    progress: Progress | None = None,
+) -> Unpacked:
+    """Write what a plan says into the absent or empty folder `to`; on any failure it is left as it was."""
     existed = os.path.lexists(to)
     if existed and (to.is_symlink() or not to.is_dir() or any(to.iterdir())):
         raise BadArgument(f"{to} is not an empty folder", "name a folder that does not exist yet")
@@ -81,7 +89,7 @@ def _into(to: Path, write: Callable[[], tuple[int, int, list[str]]], on: str | N
         to.mkdir(parents=True)
     before = os.stat(to)
     try:
-        entries, size, notes = write()
+        entries, size, notes = _write(repo, plan, to, limit, progress)
     except BaseException:
         subprocess.run(["rm", "-rf", "--", *([str(to)] if not existed else map(str, to.iterdir()))], check=True)
         if existed:
@@ -90,7 +98,9 @@ def _into(to: Path, write: Callable[[], tuple[int, int, list[str]]], on: str | N
     return Unpacked(on, entries, size, notes)
 
 
-def _write(repo: Repository, plan: Plan, to: Path, limit: int | None, progress: Progress | None) -> tuple[int, int, list[str]]:
+def _write(
+    repo: Repository, plan: Plan, to: Path, limit: int | None, progress: Progress | None
+) -> tuple[int, int, list[str]]:
     root = os.open(to, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         linked = _links(plan)
@@ -118,7 +128,11 @@ def _links(plan: Plan) -> dict[bytes, bytes]:
     linked: dict[bytes, bytes] = {}
     for first, *rest in plan.groups:
         for path in rest:
-            if first not in files or path not in files or files[first]._replace(name=b"") != files[path]._replace(name=b""):
+            if (
+                first not in files
+                or path not in files
+                or files[first]._replace(name=b"") != files[path]._replace(name=b"")
+            ):
                 raise Corrupt(f"{os.fsdecode(path)} is linked to what it is not", "run verify")
             linked[path] = first
     return linked
@@ -149,4 +163,6 @@ def _check_room(root: int, plan: Plan, wanted: dict[bytes, list[tuple[int, int]]
     sparse = CHUNK * sum(plan.files[number][1].flag for places in wanted.values() for number, _ in places)
     need = sparse + sum(dense(e) for _, e in plan.files)
     if need > room.f_bavail * room.f_frsize or (room.f_files and len(plan) > room.f_favail):
-        raise StoreFull(f"{need} bytes and {len(plan)} entries do not fit on the target's file system", "free some space")
+        raise StoreFull(
+            f"{need} bytes and {len(plan)} entries do not fit on the target's file system", "free some space"
+        )

@@ -1,0 +1,234 @@
+"""The store as a person holds it: find checkpoints, look into them, name them, compare them, let them go."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+from sandkeep.checkpoints import lineage as lines
+from sandkeep.checkpoints import names, records, retention, transfer
+from sandkeep.checkpoints.browse import Tree
+from sandkeep.checkpoints.capture import load_json, load_list, load_record
+from sandkeep.checkpoints.compare import Change, compare
+from sandkeep.checkpoints.extract import extract
+from sandkeep.checkpoints.health import Damage, verify
+from sandkeep.checkpoints.lineage import Ancestor, Branch
+from sandkeep.checkpoints.plan import check_groups
+from sandkeep.checkpoints.records import Record
+from sandkeep.checkpoints.remote import RepositorySpec
+from sandkeep.checkpoints.retention import ForgetReport
+from sandkeep.checkpoints.unpack import Unpacked
+from sandkeep.errors import BadArgument, CheckpointNotFound, Corrupt
+from sandkeep.model import CheckpointInfo, FileInfo, parse_size
+from sandkeep.store.gc import GcReport
+from sandkeep.store.repository import Repository
+
+MOST = 500
+
+
+class Store:
+    """A store of checkpoints: a folder, or `s3://bucket/prefix`; without `url` the one in the home folder.
+
+    Wherever a checkpoint is asked for, its id, an unambiguous beginning of it, a name, or "latest" will do.
+    """
+
+    def __init__(
+        self,
+        url: str | Path | None = None,
+        *,
+        region: str | None = None,
+        endpoint: str | None = None,
+        access_key: str | None = None,
+        secret_key: str | None = None,
+        home: str | Path | None = None,
+        create: bool = True,
+    ) -> None:
+        where = Path(home or os.environ.get("SANDKEEP_HOME") or Path.home() / ".sandkeep")
+        given = {"region": region, "endpoint": endpoint, "access_key": access_key, "secret_key": secret_key}
+        options = {key: value for key, value in given.items() if value is not None}
+        self.spec = RepositorySpec(str(url if url is not None else where / "store"), where / "cache", options)
+        self.repo: Repository = self.spec.open(create)
+
+    def close(self) -> None:
+        self.repo.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # finding
+
+    def checkpoints(self, limit: int = 100, tag: str | None = None, before: str | None = None) -> list[CheckpointInfo]:
+        """Newest first; `before` a checkpoint to page on. A damaged record is left out here and named by `verify`."""
+        if not isinstance(limit, int) or isinstance(limit, bool) or not 0 < limit <= MOST:
+            raise BadArgument(f"limit must be from 1 to {MOST}, not {limit!r}")
+        found: list[CheckpointInfo] = []
+        for record in self._newest_first():
+            if (tag is None or record.tag == tag) and (before is None or record.id < before):
+                found.append(record.info())
+                if len(found) == limit:
+                    break
+        return found
+
+    def latest(self) -> CheckpointInfo:
+        """The newest of the whole store."""
+        return self.record("latest").info()
+
+    def get(self, checkpoint: str) -> CheckpointInfo:
+        return self.record(checkpoint).info()
+
+    def record(self, checkpoint: str) -> Record:
+        return load_record(self.repo, self.resolve(checkpoint))
+
+    def resolve(self, checkpoint: str) -> str:
+        """The id that an id, a beginning of one, a name or "latest" means."""
+        if not isinstance(checkpoint, str) or not checkpoint:
+            raise BadArgument(f"{checkpoint!r} is not a checkpoint", "give an id, a name or 'latest'")
+        if records.is_id(checkpoint):
+            return checkpoint
+        if checkpoint == "latest":
+            newest = next(self._newest_first(), None)
+            if newest is None:
+                raise CheckpointNotFound("the store has no checkpoints", "save one first")
+            return newest.id
+        if not checkpoint.startswith("ck_"):
+            if checkpoint not in (known := names.read_names(self.repo)):
+                raise CheckpointNotFound(
+                    f"no checkpoint is named {checkpoint!r}", f"names here: {', '.join(known) or 'none'}"
+                )
+            return known[checkpoint]
+        fits: list[str] = []
+        for found in self.repo.list_records(records.KIND, after=checkpoint):
+            if not found.startswith(checkpoint) or len(fits) > 1:
+                break
+            fits.append(found)
+        if len(fits) != 1:
+            what = "several checkpoints begin" if fits else "no checkpoint begins"
+            raise CheckpointNotFound(f"{what} with {checkpoint}", "give more of the id")
+        return fits[0]
+
+    def _newest_first(self) -> Iterator[Record]:
+        for checkpoint in self.repo.list_records(records.KIND, newest_first=True):
+            try:
+                yield load_record(self.repo, checkpoint, cached=True)
+            except (CheckpointNotFound, Corrupt):
+                continue
+
+    # names and lineage
+
+    def name(self, name: str, checkpoint: str) -> None:
+        names.check_name(name)
+        names.move(self.repo, name, self.get(checkpoint).id)
+
+    def unname(self, name: str) -> None:
+        if name not in names.read_names(self.repo):
+            raise CheckpointNotFound(f"no checkpoint is named {name!r}")
+        names.move(self.repo, name, None)
+
+    def names(self) -> dict[str, str]:
+        return names.read_names(self.repo)
+
+    def lineage(self, checkpoint: str) -> list[Ancestor]:
+        """From the checkpoint up to its root, through those that were forgotten."""
+        return lines.lineage(self.repo, self.record(checkpoint).id)
+
+    def tree(self) -> list[Branch]:
+        """All checkpoints, and those forgotten ones that have children, as trees; the oldest root first."""
+        return lines.tree(self.repo)
+
+    # looking inside
+
+    def files(self, checkpoint: str) -> Tree:
+        """The files of a checkpoint, to look at many of them."""
+        return Tree(self.repo, self.record(checkpoint).root)
+
+    def ls(self, checkpoint: str, path: str | bytes = "/") -> list[FileInfo]:
+        return self.files(checkpoint).ls(path)
+
+    def stat(self, checkpoint: str, path: str | bytes) -> FileInfo:
+        return self.files(checkpoint).stat(path)
+
+    def read(self, checkpoint: str, path: str | bytes, offset: int = 0, length: int | None = None) -> bytes:
+        return self.files(checkpoint).read(path, offset, length)
+
+    def find(self, checkpoint: str, pattern: str) -> list[FileInfo]:
+        return list(self.files(checkpoint).find(pattern))
+
+    def extract(self, checkpoint: str, to: str | Path, glob: str | None = None) -> Unpacked:
+        return extract(self.repo, self.resolve(checkpoint), Path(to), glob)
+
+    def diff(self, a: str, b: str, times: bool = True) -> list[Change]:
+        """What changed from `a` to `b`, sorted by path; `times=False` passes over what only was touched."""
+        old, new = self.record(a), self.record(b)
+        before, after = (check_groups(load_list(self.repo, record.links), record.id) for record in (old, new))
+        found = compare(self.repo, old.root, new.root, before, after, times)
+        return sorted(found, key=lambda change: (change.path, change.change))
+
+    def session(self, checkpoint: str) -> dict[str, Any]:
+        """What was saved beside the files: session and volatile together."""
+        record = self.record(checkpoint)
+        return {**load_json(self.repo, record.volatile), **load_json(self.repo, record.session)}
+
+    # care
+
+    def verify(self, read_data: bool = True) -> list[Damage]:
+        return verify(self.repo, read_data)
+
+    def gc(self, dry_run: bool = False) -> GcReport:
+        return self.repo.gc(retention.live(self.repo), dry_run)
+
+    def forget(
+        self,
+        ids: Sequence[str] | None = None,
+        *,
+        keep_last: int | None = None,
+        keep_within: str | None = None,
+        keep_tags: Sequence[str] = (),
+        max_bytes: int | str | None = None,
+        dry_run: bool = False,
+    ) -> ForgetReport:
+        """Forget these checkpoints, or all that no rule keeps; then, oldest first, more until the store fits `max_bytes`.
+
+        A named one is always kept, and so are kept tags and the newest. The space is free after `gc`.
+        """
+        most = None if max_bytes is None else parse_size(max_bytes, "max_bytes")
+        rules = keep_last is not None or keep_within is not None or bool(keep_tags)
+        if (ids is not None) == (rules or most is not None):
+            raise BadArgument("say either which checkpoints to forget, or which rules keep some", "e.g. keep_last=10")
+        keep = retention.Keep(frozenset(self.names().values()), keep_last, keep_within, frozenset(keep_tags), most)
+        if ids is None:
+            return retention.forget(self.repo, keep, dry_run)
+        return retention.forget_these(
+            self.repo, keep, sorted({self.resolve(checkpoint) for checkpoint in ids}), dry_run
+        )
+
+    # carrying
+
+    def export(self, checkpoint: str, to: BinaryIO | str | Path) -> None:
+        """One self-contained file."""
+        found = self.resolve(checkpoint)
+        if isinstance(to, (str, Path)):
+            transfer.export_to_path(self.repo, found, Path(to))
+        else:
+            transfer.export_checkpoint(self.repo, found, to)
+
+    def import_(self, file: BinaryIO | str | Path) -> str:
+        """The id of the checkpoint in an exported file, now in this store."""
+        if not isinstance(file, (str, Path)):
+            return transfer.import_checkpoint(self.repo, file)
+        with open(file, "rb") as opened:
+            return transfer.import_checkpoint(self.repo, opened)
+
+
+def list_checkpoints(
+    url: str | Path | None = None, limit: int = 100, tag: str | None = None, **options: Any
+) -> list[CheckpointInfo]:
+    with Store(url, create=False, **options) as store:
+        return store.checkpoints(limit, tag)

@@ -1,0 +1,205 @@
+"""Which checkpoints to let go, and what that frees. `choose` is a pure function; forgetting leaves a tombstone so that
+lineages stay readable."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+import msgpack
+
+from sandkeep.checkpoints import records
+from sandkeep.checkpoints.capture import load_record
+from sandkeep.checkpoints.needs import needed
+from sandkeep.checkpoints.records import Record
+from sandkeep.errors import BadArgument, CheckpointNotFound, Corrupt, StateConflict
+from sandkeep.model import CheckpointInfo
+from sandkeep.store.repository import Repository
+
+_SPAN = re.compile(r"(\d+)\s*([smhdwy])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "y": 365 * 86400}
+
+
+@dataclass(frozen=True)
+class Forgotten:
+    """A checkpoint that goes, or would go. `info` is None if its record is damaged."""
+
+    id: str
+    info: CheckpointInfo | None
+    bytes: int  # its part of what gc will free
+
+
+@dataclass(frozen=True)
+class ForgetReport:
+    forgotten: list[Forgotten]
+    kept: int
+    bytes: int  # what gc will free
+    dry_run: bool
+
+
+def parse_span(text: str) -> int:
+    """Seconds from "90m", "12h", "7d", "2w"."""
+    match = _SPAN.fullmatch(text.strip())
+    if not match or not int(match[1]):
+        raise BadArgument(f"{text!r} is not a span of time", "write '90m', '12h', '7d' or '2w'")
+    return int(match[1]) * _SECONDS[match[2]]
+
+
+@dataclass(frozen=True)
+class Keep:
+    """The rules: who is named, and what else stays."""
+
+    named: frozenset[str] = frozenset()
+    last: int | None = None
+    within: str | None = None
+    tags: frozenset[str] = frozenset()
+    max_bytes: int | None = None
+
+
+def choose(checkpoints: Sequence[tuple[str, str | None]], keep: Keep, now: float) -> tuple[list[str], list[str]]:
+    """Of (id, tag) pairs, newest first: the ids that no rule keeps, and those that only `max_bytes` may take; oldest first."""
+    if keep.last is not None and keep.last < 0:
+        raise BadArgument("keep_last must not be negative")
+    since = (now - parse_span(keep.within)) * 1000 if keep.within else None
+    ruled = keep.last is not None or since is not None or bool(keep.tags)
+    going, spare = [], []
+    for number, (checkpoint, tag) in reversed(list(enumerate(checkpoints))):
+        if checkpoint in keep.named or tag in keep.tags:
+            continue
+        recent = (keep.last is not None and number < keep.last) or (
+            since is not None and records.time_of(checkpoint) >= since
+        )
+        if ruled and not recent:
+            going.append(checkpoint)
+        elif number:
+            spare.append(checkpoint)
+    return going, spare
+
+
+def forget(repo: Repository, keep: Keep, dry_run: bool) -> ForgetReport:
+    """Let go of what no rule keeps."""
+    known = _records(repo)
+    newest_first = [(checkpoint, record.tag if record else None) for checkpoint, record in reversed(known.items())]
+    going, spare = choose(newest_first, keep, time.time())
+    if keep.max_bytes is not None:
+        going += _until_it_fits(repo, known, going, spare, keep.max_bytes)
+    return _forget(repo, known, going, dry_run)
+
+
+def forget_these(repo: Repository, keep: Keep, going: Sequence[str], dry_run: bool) -> ForgetReport:
+    known = _records(repo)
+    for checkpoint in going:
+        if checkpoint not in known:
+            raise CheckpointNotFound(f"no checkpoint {checkpoint}", "list the store's checkpoints")
+        if checkpoint in keep.named:
+            raise StateConflict(f"checkpoint {checkpoint} has a name", "take the name away first")
+    return _forget(repo, known, going, dry_run)
+
+
+def _records(repo: Repository) -> dict[str, Record | None]:
+    """Every checkpoint, the oldest first; None for a damaged record."""
+    found: dict[str, Record | None] = {}
+    for checkpoint in repo.list_records(records.KIND, full=True):
+        try:
+            found[checkpoint] = load_record(repo, checkpoint, cached=True)
+        except CheckpointNotFound:
+            continue
+        except Corrupt:
+            found[checkpoint] = None
+    return found
+
+
+def _until_it_fits(
+    repo: Repository, known: dict[str, Record | None], going: Sequence[str], spare: Sequence[str], most: int
+) -> list[str]:
+    """As many of `spare` as bring what the rest needs to `most` bytes."""
+    stored = sum(size for _, size, _ in repo.objects.list("packs/"))
+    excess = stored - repo.gc(live(repo, frozenset(going)), dry_run=True).freed_bytes - most
+    staying = [record for checkpoint, record in known.items() if record and checkpoint not in {*going, *spare}]
+    more: list[str] = []
+    for checkpoint, freed in zip(spare, shares(repo, spare, staying), strict=True):
+        if excess <= 0:
+            break
+        more.append(checkpoint)
+        excess -= freed
+    return more
+
+
+def _forget(repo: Repository, known: dict[str, Record | None], going: Sequence[str], dry_run: bool) -> ForgetReport:
+    gone = frozenset(going)
+    damaged = frozenset(checkpoint for checkpoint, record in known.items() if record is None)
+    total = 0
+    parts = [0 for _ in going]
+    if going and not damaged - gone:
+        before = repo.gc(live(repo, damaged), dry_run=True).freed_bytes
+        total = max(0, repo.gc(live(repo, gone), dry_run=True).freed_bytes - before)
+        staying = [record for checkpoint, record in known.items() if record and checkpoint not in gone]
+        parts = scaled(shares(repo, going, staying), total)
+    forgotten = []
+    for checkpoint, part in zip(going, parts, strict=True):
+        record = known[checkpoint]
+        forgotten.append(Forgotten(checkpoint, record.info() if record else None, part))
+        if not dry_run:
+            bury(repo, checkpoint, record)
+    return ForgetReport(forgotten, len(known) - len(going), total, dry_run)
+
+
+def live(repo: Repository, without: Collection[str] = ()) -> Callable[[], Iterator[bytes]]:
+    """For a collector: every blob that any visible checkpoint needs; raises if that can't be known."""
+
+    def blobs() -> Iterator[bytes]:
+        seen: set[bytes] = set()
+        for checkpoint in repo.list_records(records.KIND, full=True):
+            if checkpoint in without:
+                continue
+            try:
+                record = load_record(repo, checkpoint)
+            except CheckpointNotFound:
+                continue
+            try:
+                yield from needed(repo, record, seen)
+            except Corrupt as error:
+                raise Corrupt(f"checkpoint {checkpoint} is damaged: {error.message}", "forget it, then collect again")
+
+    return blobs
+
+
+def shares(repo: Repository, going: Sequence[str], staying: Iterable[Record]) -> list[int]:
+    """For each of `going`, in this order, the stored bytes nobody needs once it and those before it are gone."""
+    seen: set[bytes] = set()
+    kept = {blob for record in staying for blob in needed(repo, record, seen)}
+    freed: list[int] = []
+    for checkpoint in reversed(going):
+        found: set[bytes] = set()
+        try:
+            found.update(blob for blob in needed(repo, load_record(repo, checkpoint), seen) if blob not in kept)
+        except Corrupt:
+            pass  # what is damaged can't be counted; it can be forgotten all the same
+        kept |= found
+        freed.append(sum(place.stored * place.length // max(place.raw, 1) for place in repo.index.places(list(found))))
+    return freed[::-1]
+
+
+def scaled(parts: list[int], total: int) -> list[int]:
+    """Whole numbers in the proportion of `parts` that add up to `total`."""
+    whole = sum(parts)
+    if not whole:
+        return [0 for _ in parts]
+    ends = [total * sofar // whole for sofar in accumulate(parts)]
+    return [end - start for start, end in pairwise([0, *ends])]
+
+
+def bury(repo: Repository, checkpoint: str, record: Record | None) -> None:
+    """Forget a checkpoint: the tombstone first, then the record goes."""
+    facts: dict[str, Any] = {"id": checkpoint}
+    if record is not None:
+        facts |= {"parent_id": record.parent_id, "tag": record.tag, "comment": record.comment, "hash": record.hash}
+    try:
+        repo.put_record(records.FORGOTTEN, checkpoint, msgpack.packb(facts))
+    except StateConflict:
+        pass  # a forget that was interrupted has put it
+    repo.delete_record(records.KIND, checkpoint)
