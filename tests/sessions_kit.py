@@ -19,7 +19,7 @@ import pytest
 from sqlalchemy import update
 
 from postgres import Postgres
-from sandkeep.sessions import Database, Hosts, Keeper, Reality, Scope, Session, Slept
+from sandkeep.sessions import Database, Hosts, Keeper, Reality, Scope, Session, Slept, Sweeper
 from sandkeep.sessions.tables import servers, sessions
 
 T = TypeVar("T")
@@ -143,6 +143,12 @@ class World:
         self.incarnations[name] = hosts.join(name)
         hosts.steady_since = float("-inf")
         return Keeper(self.db, files, name, hosts=hosts, **options), files
+
+    def sweeper(self, keeper: Keeper, **options: Any) -> Sweeper:
+        """A sweeper of a host that has joined; it sweeps when told."""
+        sweeper = Sweeper(keeper, **options)
+        sweeper._incarnation = self.incarnations[keeper.host]
+        return sweeper
 
     def age(self, id: str, seconds: float, *columns: str) -> None:
         """Let time have passed for one session."""

@@ -39,6 +39,10 @@ _MIGRATING = 0x53414E444B454550
 """The advisory lock that one server holds while it migrates; any fixed number will do."""
 
 
+_opening = threading.Lock()
+"""Alembic keeps the migration under way in a module's globals."""
+
+
 class Database:
     """`Database(url).open()`; the url is `sqlite:///path` or `postgresql://user:password@host/name`."""
 
@@ -65,7 +69,7 @@ class Database:
 
     def open(self) -> Database:
         """Bring the schema up to date. Several servers may do so at once: one migrates, the others wait for it."""
-        with self._typed(), self._alone():
+        with self._typed(), _opening, self._alone():
             with self.write() as connection:
                 if not self._lite:
                     connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATING})

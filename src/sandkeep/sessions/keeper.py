@@ -326,6 +326,9 @@ class Keeper:
             await self.db.call(self.sessions.touch, session.id)
             raise
         except Exception as error:
+            reality = await self.sandboxes.real(session.id)
+            if reality is not None and reality.state == "paused":
+                return await self.settle(session)
             failures = session.failures + 1
             again = await self.db.call(self.db.now) + back_off(failures, self._back_off)
             failed = {"failures": failures, "next_try": again, "last_error": error_record(error)}
