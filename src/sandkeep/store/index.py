@@ -35,6 +35,8 @@ CREATE TABLE record(kind TEXT, name TEXT, data BLOB, PRIMARY KEY(kind, name)) WI
 BLOCK_BITS = 24  # a block's number is its pack's number and its place in the pack
 _BATCH = 900
 
+DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)  # the second: an error message that quotes a damaged schema
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -48,6 +50,9 @@ class Place:
     crc: int
     start: int
     length: int
+
+
+_PLACE = (bytes, str, int, int, int, int, int, int)
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ class Index:
     def _open(self) -> None:
         try:
             self._connect()
-        except sqlite3.DatabaseError:
+        except DAMAGE:
             self._wipe()
             self._connect()
 
@@ -104,7 +109,7 @@ class Index:
                 self._set("store", self._store_id)
             if self._get("store") != self._store_id:
                 raise sqlite3.DatabaseError("the cache of another store")
-        except sqlite3.DatabaseError:
+        except DAMAGE:
             self._db.close()
             raise
 
@@ -149,7 +154,7 @@ class Index:
         with self._mutex:
             try:
                 return self._db.execute(sql, args).fetchall()
-            except sqlite3.DatabaseError:
+            except DAMAGE:
                 self.rebuild()
                 return self._db.execute(sql, args).fetchall()
 
@@ -172,7 +177,7 @@ class Index:
                     return marks
                 except NotFound:
                     full = True
-                except sqlite3.DatabaseError:
+                except DAMAGE:
                     self._db.close()
                     self._wipe()
                     self._connect()
@@ -251,11 +256,14 @@ class Index:
 
     def _places(self, ids: Sequence[bytes]) -> list[Place]:
         marks = ",".join("?" * len(ids))
-        found = self.rows(
+        sql = (
             "SELECT blob.id, pack.name, block.start, stored, raw, crc, blob.start, length FROM blob JOIN block ON block.number = blob.block "
-            f"JOIN pack ON pack.number = (blob.block >> {BLOCK_BITS}) WHERE blob.id IN ({marks})",
-            ids,
+            f"JOIN pack ON pack.number = (blob.block >> {BLOCK_BITS}) WHERE blob.id IN ({marks})"
         )
+        found = self.rows(sql, ids)
+        if any(tuple(map(type, row)) != _PLACE for row in found):
+            self.rebuild()
+            found = self.rows(sql, ids)
         return [Place(*row) for row in found]  # type: ignore[arg-type]
 
     def length(self, blob: bytes) -> int | None:
