@@ -1,0 +1,112 @@
+"""For the checkpoint tests: real overlay mounts, what a tree looks like in every respect, and a store in a folder."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import stat
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sandkeep.checkpoints import Base, Source, capture
+from sandkeep.model import CheckpointInfo
+from sandkeep.store.objects import open_objects
+from sandkeep.store.repository import Repository
+
+BASE = {"name": "test", "fingerprint": "test-1"}
+
+
+def open_repo(folder: Path, name: str = "store") -> Repository:
+    return Repository.open(open_objects(folder / name), folder / f"{name}-cache")
+
+
+def save(repo: Repository, *trees: Path, parent: str | None = None, base: Base | None = None, **how: Any) -> CheckpointInfo:
+    how = {"base": BASE, "session": {"cwd": "/"}, **how}
+    return capture(repo, Source(trees, parent, base or Base()), **how)
+
+
+@contextmanager
+def overlay(at: Path, lowers: Sequence[Path], upper: Path) -> Iterator[Path]:
+    """Mount; `lowers` lowest first."""
+    mount, work = at / "mount", at / f"work-{upper.name}"
+    for folder in (mount, work, upper):
+        folder.mkdir(parents=True, exist_ok=True)
+    stack = ":".join(str(lower) for lower in reversed(lowers))
+    options = f"userxattr,volatile,lowerdir={stack},upperdir={upper},workdir={work}"
+    subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, str(mount)], check=True)
+    try:
+        yield mount
+    finally:
+        subprocess.run(["umount", str(mount)], check=True)
+
+
+@contextmanager
+def view(at: Path, lowers: Sequence[Path]) -> Iterator[Path]:
+    """Mount read-only."""
+    mount, empty = at / "mount", at / "empty"
+    mount.mkdir(parents=True, exist_ok=True)
+    empty.mkdir(exist_ok=True)
+    stack = ":".join(str(lower) for lower in [*reversed(lowers), empty])
+    subprocess.run(["mount", "-t", "overlay", "overlay", "-o", f"userxattr,lowerdir={stack}", str(mount)], check=True)
+    try:
+        yield mount
+    finally:
+        subprocess.run(["umount", str(mount)], check=True)
+
+
+def looks(root: Path, raw: bool = False) -> dict[bytes, Any]:
+    """Everything about everything below `root` but sockets; `raw` shows a layer's own marks too."""
+    found: dict[bytes, Any] = {}
+    links: dict[tuple[int, int], list[bytes]] = {}
+    todo = [b""]
+    top = os.fsencode(root)
+    while todo:
+        path = todo.pop()
+        full = os.path.join(top, path)
+        state = os.lstat(full)
+        if stat.S_ISSOCK(state.st_mode):
+            continue
+        xattrs = {
+            name: os.getxattr(full, name, follow_symlinks=False)
+            for name in os.listxattr(full, follow_symlinks=False)
+            if name == "user.overlay.opaque" and raw or not name.startswith("user.overlay.")
+        }
+        facts: list[Any] = [state.st_mode, state.st_uid, state.st_gid, xattrs]
+        if stat.S_ISCHR(state.st_mode):
+            facts = ["whiteout"]
+        else:
+            facts.append(state.st_mtime_ns)
+        if stat.S_ISREG(state.st_mode):
+            facts += [state.st_size, content(full)]
+            if state.st_nlink > 1:
+                links.setdefault((state.st_dev, state.st_ino), []).append(path)
+        elif stat.S_ISLNK(state.st_mode):
+            facts.append(os.readlink(full))
+        elif stat.S_ISDIR(state.st_mode):
+            todo += [os.path.join(path, name) for name in os.listdir(full)]
+        found[path] = facts
+    for paths in links.values():
+        for path in paths if len(paths) > 1 else []:
+            found[path].append(tuple(sorted(paths)))
+    return found
+
+
+def content(path: bytes) -> str:
+    total = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 20):
+            total.update(piece)
+    return total.hexdigest()
+
+
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as sock:
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            sock.bind(f"/proc/self/fd/{folder}/{path.name}")
+        finally:
+            os.close(folder)
