@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from runtime_box import Box, Gone, until
 from sandkeep.errors import RuntimeFailed, Unsupported
 from sandkeep.model import Limits, Mount
@@ -52,7 +53,8 @@ def test_life(driver: Driver, home: Path) -> None:
     with box:
         assert driver.alive(box.id, box.dir)
         pid = driver.pid(box.id, box.dir)
-        assert pid and os.path.exists(f"/proc/{pid}")
+        assert pid
+        assert os.path.exists(f"/proc/{pid}")
         assert box.sh("echo hello") == "hello"
         assert str(box.dir) not in Path("/proc/self/mountinfo").read_text()
         with pytest.raises(RuntimeFailed, match="already runs"):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from runtime_box import Box
 from sandkeep.errors import RuntimeFailed
 from sandkeep.model import Mount
@@ -109,3 +110,16 @@ def test_a_failed_rotation_changes_nothing(driver: Driver, tmp_path: Path) -> No
 def test_a_dead_sandbox_is_not_rotated(driver: Driver, tmp_path: Path) -> None:
     with pytest.raises(RuntimeFailed, match="does not run"):
         driver.rotate(Box(driver, tmp_path).plan)
+
+
+def test_a_volatile_top_starts_again_unless_the_host_went_down(driver: Driver, tmp_path: Path) -> None:
+    box = Box(driver, tmp_path, volatile=True)
+    with box:
+        box.sh("echo kept > /root/a; echo kept > /usr/a")
+    with box:
+        assert box.sh("cat /root/a /usr/a").split() == ["kept", "kept"]
+        driver.rotate(box.turn(1))
+        assert box.sh("cat /root/a /usr/a").split() == ["kept", "kept"]
+    (box.plan.work / "boot").write_text("another boot")
+    with pytest.raises(RuntimeFailed, match="went down"):
+        driver.start(box.plan)

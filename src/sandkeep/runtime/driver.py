@@ -19,7 +19,7 @@ from sandkeep.errors import RuntimeFailed, RuntimeMissing, Unsupported
 from sandkeep.model import Limits
 from sandkeep.runtime import cgroup, kernel, overlay, process, spec
 from sandkeep.runtime.elevate import elevated, id_map, is_root
-from sandkeep.runtime.plan import Plan
+from sandkeep.runtime.plan import RUN, Plan
 from sandkeep.runtime.rotation import rotate
 
 Name = Literal["runc", "crun", "runsc"]
@@ -112,13 +112,14 @@ class Driver:
         """Kill everything and remove what the runtime made. Safe to repeat, and for one that is half started."""
         known = self._process(dir)
         if known is None or not cgroup.groups(id):
-            for one in process.naming(str(dir / "runtime")):
+            for one in _found(dir):
                 one.kill()
         if known is not None:
             _thaw_if_frozen(id)
             known.kill(_PATIENCE)
         cgroup.destroy(id)
-        shutil.rmtree(dir / "runtime", ignore_errors=not (dir / "runtime").exists())
+        if (dir / "runtime").exists():
+            shutil.rmtree(dir / "runtime")
         for name in ("process", "process.new", "pid"):
             (dir / "bundle" / name).unlink(missing_ok=True)
 
@@ -169,9 +170,16 @@ class Driver:
             raise Unsupported(f"{self.name} can't save memory", "create the sandbox with runtime='runsc'")
 
     def usage(self, id: str, dir: Path) -> dict[str, float]:
-        """cpu_seconds, memory_bytes and processes where the host counts them; pss_bytes always."""
-        pid = self.pid(id, dir)
-        return {**cgroup.usage(id), "pss_bytes": sum(map(process.pss, cgroup.pids(id) or ([pid] if pid else [])))}
+        """cpu_seconds, memory_bytes, processes and pss_bytes: from control groups, or summed over the processes."""
+        counted = cgroup.usage(id)
+        pids = cgroup.pids(id) or [one.pid for one in _found(dir)]
+        pss = float(sum(map(process.pss, pids)))
+        summed = {
+            "cpu_seconds": sum(map(process.cpu_seconds, pids)),
+            "memory_bytes": pss,
+            "processes": float(len(pids)),
+        }
+        return {**summed, **counted, "pss_bytes": pss}
 
     def enforceable(self, limits: Limits) -> list[str]:
         """Why each limit that this host can't hold is not held; empty when all hold."""
@@ -283,6 +291,11 @@ def tail(dir: Path, since: int = 0) -> str:
     with open(dir / "log/console", "rb") as console:
         console.seek(max(since, console.seek(0, os.SEEK_END) - 2000))
         return console.read().decode(errors="replace").strip()
+
+
+def _found(dir: Path) -> list[process.Process]:
+    """The sandbox's processes found by what they are: launchers by their arguments, those inside by what they see."""
+    return [*process.naming(str(dir / "runtime")), *process.seeing(dir / "run", RUN)]
 
 
 def _thaw_if_frozen(id: str) -> None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from sandkeep.errors import RuntimeFailed
 from sandkeep.runtime import kernel
 from sandkeep.runtime.plan import Plan
 
@@ -29,6 +31,7 @@ class Stack:
     lowers: list[Path]
     upper: Path
     work: Path
+    volatile: bool
 
 
 @dataclass
@@ -46,11 +49,11 @@ class Root:
 
 def stacks(plan: Plan) -> tuple[Stack, Stack | None]:
     """The root's stack, and that of /usr where it has one."""
-    root = Stack([*plan.layers, plan.base.root], plan.upper, plan.work / "root")
+    root = Stack([*plan.layers, plan.base.root], plan.upper, plan.work / "root", plan.volatile)
     if not plan.base.usr:
         return root, None
     lowers = [layer / "usr" for layer in plan.layers if (layer / "usr").is_dir()]
-    return root, Stack([*lowers, Path("/usr")], plan.upper / "usr", plan.work / "usr")
+    return root, Stack([*lowers, Path("/usr")], plan.upper / "usr", plan.work / "usr", plan.volatile)
 
 
 def prepare(plan: Plan) -> None:
@@ -84,16 +87,33 @@ def build(plan: Plan) -> Root:
     """The detached overlays of `plan`. /usr first: its upper lies inside the root's, and the kernel warns otherwise."""
     prepare(plan)
     root, usr = stacks(plan)
-    tree = _mount(usr) if usr else None
+    _clear_volatile(plan)
+    tree = mount(usr) if usr else None
     try:
-        return Root(_mount(root), tree)
+        return Root(mount(root), tree)
     except BaseException:
         if tree is not None:
             os.close(tree)
         raise
 
 
-def _mount(stack: Stack) -> int:
+def _clear_volatile(plan: Plan) -> None:
+    """The kernel refuses a top that was once mounted volatile; that is too strict unless the host itself went down."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    noted = plan.work / "boot"
+    for name in ("root", "usr"):
+        mark = plan.work / name / "work/incompat/volatile"
+        if mark.exists():
+            if not noted.exists() or noted.read_text() != boot:
+                raise RuntimeFailed(
+                    "the host went down before this sandbox's files were written back", "restore its last snapshot"
+                )
+            shutil.rmtree(mark)
+    if plan.volatile:
+        noted.write_text(boot)
+
+
+def mount(stack: Stack) -> int:
     with ExitStack() as opened:
 
         def name(folder: Path) -> str:
@@ -103,6 +123,8 @@ def _mount(stack: Stack) -> int:
 
         lowers = [name(folder) for folder in stack.lowers]
         pair: list[tuple[str, str | None]] = [("upperdir", name(stack.upper)), ("workdir", name(stack.work))]
+        if stack.volatile:
+            pair.append(("volatile", None))
         layers: list[tuple[str, str | None]] = [("lowerdir+", lower) for lower in lowers]
         try:
             return kernel.make_mount("overlay", [*_OPTIONS, *_MODERN, *layers, *pair], kernel.MOUNT_ATTR_NODEV)

@@ -37,6 +37,7 @@ class Plan:
     network: Literal["none", "host"] = "none"
     mounts: list[Mount] = field(default_factory=list)
     code: Path | None = None  # shown read-only at /.sandkeep/guest
+    volatile: bool = False  # nothing of the top is written back until somebody syncs it: who commits a top must
 
     def __post_init__(self) -> None:
         if not _ID.fullmatch(self.id):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,19 +67,40 @@ def _stat(pid: int) -> tuple[str, int] | None:
 def naming(argument: str) -> list[Process]:
     """The processes with this very argument, or with it after an `=`."""
     wanted = os.fsencode(argument)
+
+    def matches(text: bytes) -> bool:
+        return any(word == wanted or word.endswith(b"=" + wanted) for word in text.split(b"\0"))
+
+    return _whose("cmdline", matches)
+
+
+def seeing(host: Path, guest: str) -> list[Process]:
+    """The processes that see the host's folder `host` mounted at `guest`: how those inside a sandbox are known."""
+    mark = os.fsencode(f"/{host.parent.name}/{host.name} {guest} ")
+    return _whose("mountinfo", lambda text: mark in text)
+
+
+def _whose(file: str, matches: Callable[[bytes], bool]) -> list[Process]:
     found = []
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
             continue
         try:
-            words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
-        except OSError:
+            text = Path(f"/proc/{name}/{file}").read_bytes()
+        except OSError:  # ended, or not ours to look at
             continue
-        if any(word == wanted or word.endswith(b"=" + wanted) for word in words):
-            one = find(int(name))
-            if one:
-                found.append(one)
+        if matches(text) and (one := find(int(name))):
+            found.append(one)
     return found
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of one process and of its children that have ended; 0 where it has ended."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    return sum(map(int, text[text.rindex(")") + 2 :].split()[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def pss(pid: int) -> int:

@@ -37,7 +37,7 @@ def _rotate(plan: Plan, pid: int) -> None:
     with ExitStack() as undo:
         namespace = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
         undo.callback(os.close, namespace)
-        kernel.unshare(kernel.CLONE_FS)
+        kernel.private_mounts()  # in a user namespace, a new filesystem needs a mount namespace of its own
         fresh = overlay.build(plan)
         undo.callback(fresh.close)
         moved = _below_root(Path(f"/proc/{pid}/mountinfo").read_text(), own_usr=fresh.usr is not None)
