@@ -14,8 +14,8 @@ from sandkeep.store.index import Index, Place
 from sandkeep.store.objects import Objects
 
 WINDOW = 65_536  # ids whose places are held at once
-RUN = 4 << 20  # stored bytes fetched at once
-RUN_RAW = 12 << 20
+RUN = 2 << 20  # stored bytes fetched at once
+RUN_RAW = 4 << 20
 GAP = 64 << 10  # unwanted bytes read rather than asked around
 CACHED = 16 << 20  # raw bytes of blocks kept for single reads
 
@@ -29,12 +29,19 @@ class Reader:
         self._rebuilt = False
 
     def read(self, blob: bytes) -> bytes:
-        for place in self._index.places([blob]):
-            try:
-                return _cut(self._block(place), place)
-            except (Corrupt, NotFound):
-                return self.recover(blob)
-        return self.recover(blob)
+        for look in range(3):
+            self._look_again(look)
+            for place in self._index.places([blob]):
+                try:
+                    return _cut(self._block(place), place)
+                except (Corrupt, NotFound):
+                    break
+        return self._recover(blob)
+
+    def _look_again(self, look: int) -> None:
+        """What is not where the cache says may have moved: look at the store's newest index objects, then at all."""
+        if look:
+            self._index.sync(full=look == 2)
 
     def _block(self, place: Place) -> bytes | memoryview:
         key = (place.pack, place.offset)
@@ -51,10 +58,8 @@ class Reader:
                     self._held -= len(self._blocks.popitem(last=False)[1])
         return raw
 
-    def recover(self, blob: bytes) -> bytes:
-        """The slow road, after something was not where or what it should be: look at the store again, then at a rebuilt cache;
-        try every copy; and say what is wrong."""
-        self._index.sync(full=True)
+    def _recover(self, blob: bytes) -> bytes:
+        """The slow road: try every copy, then with a rebuilt cache, and say what is wrong."""
         damage: Corrupt | None = None
         for attempt in range(2):
             for place in list(self._index.places([blob])):
@@ -80,20 +85,21 @@ class Reader:
             yield from self._window(ids)
 
     def _window(self, ids: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
-        places: dict[bytes, Place] = {}
-        for place in self._index.places(ids):
-            places.setdefault(place.id, place)
-        lost = [blob for blob in ids if blob not in places]
-        runs = _runs(sorted(places.values(), key=lambda place: (place.pack, place.offset, place.start)))
-        if len(places) <= 4:
-            for blob in places:
-                yield blob, self.read(blob)
-        else:
-            yield from self._fetch(runs, lost)
-        for blob in lost:
-            yield blob, self.recover(blob)
+        for look in range(3):
+            self._look_again(look)
+            places: dict[bytes, Place] = {}
+            for place in self._index.places(ids):
+                places.setdefault(place.id, place)
+            lost = [blob for blob in ids if blob not in places]
+            yield from self._fetch(_runs(sorted(places.values(), key=lambda place: (place.pack, place.offset, place.start))), lost)
+            if not lost:
+                return
+            ids = lost
+        for blob in ids:
+            yield blob, self._recover(blob)
 
     def _fetch(self, runs: Iterator[list[Place]], lost: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
+        """Blobs of these runs, several runs at once; ids of those that were not right are added to `lost`."""
         waiting: deque[Future[tuple[list[tuple[bytes, bytes]], list[bytes]]]] = deque()
         pool = ThreadPoolExecutor(self._objects.parallel, "read")
         try:
@@ -109,7 +115,7 @@ class Reader:
             pool.shutdown(cancel_futures=True)
 
     def _run(self, run: list[Place]) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
-        """The blobs of one run, and the ids of those that need the slow road."""
+        """The blobs of one run, and the ids of those that are not right."""
         start, end = run[0].offset, run[-1].offset + run[-1].stored
         found: list[tuple[bytes, bytes]] = []
         try:
