@@ -41,7 +41,7 @@ def resolve(spec: str, home: Path) -> Base:
         raise BadArgument(f"base {spec!r} is not a name", "use 'host', a folder or a tar file")
     if spec == "host":
         version = skeleton.version(id_map())
-        root = _once(home, f"host-{version}", skeleton.build)
+        root = _once(home, f"host-{version}", skeleton.build, id_map())
         return Base("host", spec, root, True, f"host-{version}")
     path = Path(spec).expanduser().absolute()
     if path.is_dir():

@@ -53,6 +53,8 @@ def stacks(plan: Plan) -> tuple[Stack, Stack | None]:
     if not plan.base.usr:
         return root, None
     lowers = [layer / "usr" for layer in plan.layers if (layer / "usr").is_dir()]
+    if os.listdir(plan.base.root / "usr"):
+        lowers.append(plan.base.root / "usr")
     return root, Stack([*lowers, Path("/usr")], plan.upper / "usr", plan.work / "usr", plan.volatile)
 
 

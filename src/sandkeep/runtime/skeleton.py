@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sandkeep.model import HOME, WORKSPACE
 
-_VERSION = "1"
+_VERSION = "2"
 
 _COPIED = (
     "alternatives",
@@ -126,6 +126,7 @@ _FOLDERS = (
 )
 _LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _SHADOW_GROUP, _USER = 42, 1000
+_USR_DEPTH = 3
 
 
 def version(ids: str) -> str:
@@ -143,8 +144,8 @@ def version(ids: str) -> str:
     return digest.hexdigest()[:16]
 
 
-def build(into: str) -> None:
-    """Fill the empty folder `into`."""
+def build(into: str, ids: str) -> None:
+    """Fill the empty folder `into` for sandboxes whose ids are mapped as `ids` says."""
     root = Path(into)
     os.chmod(root, 0o755)
     for folder in _FOLDERS:
@@ -152,6 +153,8 @@ def build(into: str) -> None:
     for name in _LINKS:
         if os.path.islink(f"/{name}"):
             (root / name).symlink_to(os.readlink(f"/{name}"))
+    if ids != "root":
+        _open_usr(Path("/usr"), root / "usr", _USR_DEPTH)
     etc = root / "etc"
     for name in _COPIED:
         _copy(Path("/etc") / name, etc / name)
@@ -181,6 +184,17 @@ def build(into: str) -> None:
     home.chmod(0o755)
 
 
+def _open_usr(source: Path, target: Path, depth: int) -> None:
+    """Folders of the host's /usr again, owned by root inside: an ordinary user can then add to them and delete in them."""
+    for entry in os.scandir(source):
+        if entry.is_dir(follow_symlinks=False) and os.access(entry.path, os.R_OK | os.X_OK):
+            made = target / entry.name
+            made.mkdir()
+            made.chmod(entry.stat(follow_symlinks=False).st_mode & 0o0777)
+            if depth > 1:
+                _open_usr(Path(entry.path), made, depth - 1)
+
+
 def _copy(source: Path, target: Path) -> None:
     if not os.path.lexists(source):
         return
@@ -202,5 +216,5 @@ def _own(path: Path, uid: int, gid: int) -> None:
         os.lchown(path, uid, gid)
     except OSError:
         with open("/proc/self/uid_map") as ids:
-            if sum(int(line.split()[2]) for line in ids) > uid:
+            if sum(int(line.split()[2]) for line in ids) > max(uid, gid):
                 raise
