@@ -121,7 +121,7 @@ class Postgres:
         """A new database, a copy of another if named; its name."""
         name = f"t{uuid.uuid4().hex}"
         with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
-            connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')  # type: ignore[arg-type]
+            connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
         return name
 
 

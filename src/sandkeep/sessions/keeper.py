@@ -129,15 +129,14 @@ class Keeper:
 
     async def _begin(self, id: str, use: _Use) -> Session:
         while True:
-            session = await self.wake(id)
-            self._here(session)
             try:
-                if not use.count:
-                    await self.db.call(self.sessions.begin_use, id, self.host)
+                begin = self.sessions.begin_use if not use.count else self.sessions.running
+                session = await self.db.call(begin, id, self.host)
             except StateConflict:
-                continue
-            use.count += 1
-            return session
+                self._here(await self.wake(id))
+            else:
+                use.count += 1
+                return session
 
     async def _end(self, id: str) -> None:
         async with self._holding(id) as use, use.lock:
@@ -152,7 +151,10 @@ class Keeper:
         """Write again whether this process uses it."""
         async with self._holding(id) as use, use.lock:
             try:
-                await self.db.call(self.sessions.begin_use if use.count else self.sessions.end_use, id, self.host)
+                if use.count:
+                    await self.db.call(self.sessions.begin_use, id, self.host)
+                else:
+                    await self.db.call(self.sessions.end_use, id, self.host)
             except StateConflict:
                 _log.debug("%s is in use but does not run here", id)
 
@@ -169,9 +171,9 @@ class Keeper:
 
     async def touch(self, id: str) -> Session:
         """Activity without duration; wakes it if need be."""
-        while not await self.db.call(self.sessions.touch, id):
+        while (session := await self.db.call(self.sessions.touch, id)) is None:
             await self.wake(id)
-        return await self.db.call(self.sessions.get, id)
+        return session
 
     async def wake(self, id: str) -> Session:
         """RUNNING, on whatever host that is; however many ask at once, it is resumed once."""

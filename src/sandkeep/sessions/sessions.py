@@ -6,7 +6,7 @@ gets `StateConflict` and has changed nothing. Knows nothing of sandboxes; `keepe
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, exists, func, insert, or_, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
@@ -133,7 +133,9 @@ class Sessions:
                 update(sessions).where(_ROW.id == id, _ROW.state != _S.KILLED).values(**values).returning(sessions)
             )
             row = connection.execute(changed).mappings().one_or_none()
-            return session_of(row) if row else _refuse(connection, id, "it is not there to be changed")
+            if row is None:
+                _refuse(connection, id, "it is not there to be changed")
+            return session_of(row)
 
     def move(
         self,
@@ -191,18 +193,28 @@ class Sessions:
             record_event(connection, session.id, "adopted", {"from": session.host, "to": host})
             return session_of(row)
 
-    def touch(self, id: str) -> bool:
-        """Activity. False, and nothing changed, if it is not RUNNING."""
+    def touch(self, id: str) -> Session | None:
+        """Activity. None, and nothing changed, if it is not RUNNING."""
         with self._db.write(durable=False) as connection:
             return _touch(connection, check_id(id))
 
-    def begin_use(self, id: str, host: str) -> None:
-        """From now until `end_use` it is not idle, as long as `host` lives. Only a RUNNING one can be used."""
+    def begin_use(self, id: str, host: str) -> Session:
+        """From now until `end_use` it is not idle, as long as `host` lives. Only one that runs there can be used."""
         with self._db.write(durable=False) as connection:
-            if not _touch(connection, id, _ROW.host == host):
+            session = _touch(connection, check_id(id), _ROW.host == host)
+            if session is None:
                 _refuse(connection, id, f"it does not run on host {host}")
             if not connection.execute(select(uses.c.since).where(*_use(id, host))).first():
                 connection.execute(insert(uses).values(sandbox=id, host=host, since=now()))
+            return session
+
+    def running(self, id: str, host: str) -> Session:
+        """The session, if it runs on this host."""
+        with self._db.read() as connection:
+            session = _get(connection, check_id(id))
+            if session.state is not _S.RUNNING or session.host != host:
+                _refuse(connection, id, f"it does not run on host {host}")
+            return session
 
     def end_use(self, id: str, host: str) -> None:
         with self._db.write(durable=False) as connection:
@@ -284,7 +296,7 @@ def _get(connection: Connection, id: str, scope: Scope | None = None) -> Session
     return session_of(row)
 
 
-def _refuse(connection: Connection, id: str, why: str) -> Any:
+def _refuse(connection: Connection, id: str, why: str) -> NoReturn:
     found = _get(connection, id)
     raise StateConflict(
         f"{id} was not moved: {why}, but {found.state} at generation {found.generation}",
@@ -293,9 +305,10 @@ def _refuse(connection: Connection, id: str, why: str) -> Any:
     )
 
 
-def _touch(connection: Connection, id: str, *more: ColumnElement[bool]) -> bool:
-    running = update(sessions).where(_ROW.id == id, _ROW.state == _S.RUNNING, *more)
-    return connection.execute(running.values(last_activity=now())).rowcount > 0
+def _touch(connection: Connection, id: str, *more: ColumnElement[bool]) -> Session | None:
+    active = update(sessions).where(_ROW.id == id, _ROW.state == _S.RUNNING, *more).values(last_activity=now())
+    row = connection.execute(active.returning(sessions)).mappings().one_or_none()
+    return session_of(row) if row else None
 
 
 def _use(id: str, host: str) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
