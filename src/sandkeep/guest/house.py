@@ -1,0 +1,159 @@
+"""Requests about the sandbox as a whole: who is here, the session, what is used, sleep and shutdown."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import random
+import signal
+import socket
+
+from . import people, proc
+from .problems import BAD_ARGUMENT, Problem
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional, Union
+
+    from .main import Guest
+    from .wire import Connection
+
+VERSION = 1
+OK = {"ok": True}
+
+
+def hello(guest: Guest, conn: Connection) -> Dict[str, Any]:
+    return {
+        "ok": True,
+        "version": VERSION,
+        "boot": guest.boot,
+        "wake": guest.wake_token,
+        "pid": os.getpid(),
+        "pid_namespace": _link("/proc/self/ns/pid"),
+        "user": guest.session.person.name,
+        "uid": guest.session.person.uid,
+        "uids": people.mapped(),
+        "shell": guest.session.shell.program,
+    }
+
+
+def _link(path: str) -> Optional[str]:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return None
+
+
+def processes(guest: Guest, conn: Connection) -> Dict[str, Any]:
+    return {"ok": True, "processes": guest.table.describe()}
+
+
+def stop_all(guest: Guest, conn: Connection) -> Dict[str, Any]:
+    guest.stopped |= proc.stop_others()
+    return {"ok": True, "stopped": len(guest.stopped)}
+
+
+def cont_all(guest: Guest, conn: Connection) -> Dict[str, Any]:
+    count = len(guest.stopped)
+    proc.kill(guest.stopped, signal.SIGCONT)
+    guest.stopped = set()
+    return {"ok": True, "continued": count}
+
+
+def history_list(guest: Guest, conn: Connection) -> Dict[str, Any]:
+    return {"ok": True, "history": guest.session.history.entries()}
+
+
+def history_clear(guest: Guest, conn: Connection) -> Dict[str, Any]:
+    guest.session.history.replace([])
+    return OK
+
+
+def env_get(guest: Guest, conn: Connection) -> Dict[str, Any]:
+    return {"ok": True, "env": guest.session.env, "cwd": guest.session.cwd}
+
+
+def env_set(guest: Guest, conn: Connection, env: Dict[str, str]) -> Dict[str, Any]:
+    guest.session.set_env(env)
+    return OK
+
+
+def env_unset(guest: Guest, conn: Connection, names: List[str]) -> Dict[str, Any]:
+    guest.session.unset_env(names)
+    return OK
+
+
+def session_get(guest: Guest, conn: Connection) -> Dict[str, Any]:
+    return {"ok": True, **guest.session.get()}
+
+
+def session_set(guest: Guest, conn: Connection, **parts: Any) -> Dict[str, Any]:
+    guest.session.set(**parts)
+    return OK
+
+
+def secrets_set(guest: Guest, conn: Connection, secrets: Dict[str, str]) -> Dict[str, Any]:
+    guest.session.secrets = secrets
+    return OK
+
+
+def user_default(guest: Guest, conn: Connection, user: Optional[Union[str, int]]) -> Dict[str, Any]:
+    """Tell the session's user, or change it first."""
+    session = guest.session
+    if user is not None:
+        session.set(None, None, None, None, user)
+        session.set_env(session.person.environment())
+    return {"ok": True, "user": session.person.name, "uid": session.person.uid, "gid": session.person.gid, "home": session.person.home}
+
+
+def ports(guest: Guest, conn: Connection) -> Dict[str, Any]:
+    return {"ok": True, "ports": proc.ports()}
+
+
+def usage(guest: Guest, conn: Connection) -> Dict[str, Any]:
+    return {"ok": True, **proc.usage()}
+
+
+def reseed(guest: Guest, conn: Connection, seed: str, hostname: Optional[str], machine_id: Optional[str]) -> Dict[str, Any]:
+    """After a fork or restore: no two sandboxes draw the same numbers or carry the same name. Tells what could be done."""
+    try:
+        salt = base64.b64decode(seed, validate=True)
+    except (binascii.Error, ValueError):
+        raise Problem(BAD_ARGUMENT, "seed must be base64")
+    done: Dict[str, Any] = {"ok": True}
+    done["urandom"] = _try(lambda: _put("/dev/urandom", salt, os.O_WRONLY))
+    random.seed(salt + os.urandom(32))
+    if hostname is not None:
+        done["hostname"] = _try(lambda: socket.sethostname(hostname)) if os.getpid() == 1 else False
+        done["hostname_file"] = _try(lambda: _put("/etc/hostname", os.fsencode(hostname) + b"\n")) if os.getpid() == 1 else False
+    if machine_id is not None:
+        done["machine_id"] = _try(lambda: _put("/etc/machine-id", os.fsencode(machine_id) + b"\n")) if os.getpid() == 1 else False
+    return done
+
+
+def _try(call: Any) -> bool:
+    try:
+        call()
+    except OSError:
+        return False
+    return True
+
+
+def _put(path: str, data: bytes, flags: int = os.O_WRONLY | os.O_CREAT | os.O_TRUNC) -> None:
+    fd = os.open(path, flags | os.O_CLOEXEC, 0o644)
+    try:
+        os.write(fd, data)
+    finally:
+        os.close(fd)
+
+
+def sleep(guest: Guest, conn: Connection) -> None:
+    """Answer, then close every socket and forget the secrets, until the file "wake" appears."""
+    conn.finish(OK)
+    guest.loop.later(0, guest.sleep)
+
+
+def shutdown(guest: Guest, conn: Connection) -> None:
+    conn.finish(OK)
+    guest.loop.later(0, guest.shutdown)

@@ -1,0 +1,183 @@
+"""The shell session that commands share: environment, folder, shell state, history, secrets, user.
+
+Secrets live here only, are added to the environment of what is started, and are taken out of all that is handed over.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from . import people
+from .fields import environment, text
+from .problems import BAD_ARGUMENT, Problem
+from .shell import Shell, State
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional, Set, Tuple, Union
+
+    from .people import Person
+
+WORKSPACE = "/home/user/workspace"
+MAX_HISTORY = 10_000
+_LEAST_SECRET = 6  # shorter values occur everywhere by chance; they are known by their names only
+
+
+class History:
+    """Commands with their times. The list's text is in a memory file that shells read; emptying that file clears it."""
+
+    def __init__(self) -> None:
+        self.fd = os.memfd_create("history")
+        self._entries: List[Tuple[str, float]] = []
+
+    def _sync(self) -> None:
+        if self._entries and os.fstat(self.fd).st_size == 0:
+            self._entries = []
+
+    def entries(self) -> List[Dict[str, Any]]:
+        self._sync()
+        return [{"index": at, "command": command, "time": when} for at, (command, when) in enumerate(self._entries, 1)]
+
+    def add(self, command: str) -> None:
+        self._sync()
+        self._entries.append((command, time.time()))
+        if len(self._entries) > MAX_HISTORY:
+            self.replace(self._entries[-MAX_HISTORY:])
+        else:
+            self._write(len(self._entries), command)
+
+    def undo(self) -> None:
+        self.replace(self._entries[:-1])
+
+    def replace(self, entries: List[Tuple[str, float]]) -> None:
+        os.ftruncate(self.fd, 0)
+        self._entries = entries[-MAX_HISTORY:]
+        for at, (command, _) in enumerate(self._entries, 1):
+            self._write(at, command)
+
+    def _write(self, index: int, command: str) -> None:
+        line = os.fsencode("{:5d}  {}\n".format(index, command))
+        os.pwrite(self.fd, line, os.fstat(self.fd).st_size)
+
+
+class Session:
+    def __init__(self) -> None:
+        self.shell = Shell()
+        self.history = History()
+        self.secrets: Dict[str, str] = {}
+        self.state = State()
+        self.person = people.default()
+        self.env: Dict[str, str] = {"PATH": people.PATH, "LANG": "C.UTF-8", **self.person.environment()}
+        self.cwd = next((p for p in (WORKSPACE, self.person.home) if os.path.isdir(p)), "/")
+
+    def choose(self, user: Optional[Union[str, int]]) -> Person:
+        return self.person if user is None else people.lookup(user)
+
+    def environment(self, person: Person, extra: Dict[str, str]) -> Dict[str, str]:
+        """What a new process gets."""
+        own = person.environment() if person.uid != self.person.uid else {}
+        return {**self.env, **own, **self.secrets, **extra}
+
+    def folder(self, cwd: Optional[str]) -> str:
+        """Where a call starts: the folder asked for, or the session's, or what is left of it."""
+        if cwd is not None:
+            return self.resolve(cwd)
+        folder = self.cwd
+        while not os.path.isdir(folder):
+            folder = os.path.dirname(folder)
+        return folder
+
+    def resolve(self, path: str) -> str:
+        return os.path.join(self.cwd, path)
+
+    def record(self, command: str) -> None:
+        self.history.add(self.masked(command))
+
+    def absorb(self, dump: bytes, fixed: Set[str], keep_cwd: bool) -> bool:
+        """Become what a call's shell was at its end. Fixed names were given for that call alone."""
+        read = self.shell.read(dump)
+        if read is None:
+            return False
+        env, state, folder = read
+        fixed = fixed | set(self.secrets)
+        kept = {name: value for name, value in self.env.items() if name in fixed or not name.isidentifier()}
+        self.env = {**{name: value for name, value in env.items() if name not in fixed}, **kept}
+        state.variables = {name: value for name, value in state.variables.items() if name not in fixed}
+        self.state = state
+        if not keep_cwd and folder.startswith("/"):
+            self.cwd = folder
+        return True
+
+    def set_env(self, values: Dict[str, str]) -> None:
+        self.env.update(values)
+        for name in values:
+            self.state.variables.pop(name, None)
+
+    def unset_env(self, names: List[str]) -> None:
+        for name in names:
+            self.env.pop(name, None)
+            self.state.variables.pop(name, None)
+
+    def masked(self, command: str) -> str:
+        for name, value in self.secrets.items():
+            if len(value) >= _LEAST_SECRET:
+                command = command.replace(value, "[{}]".format(name))
+        return command
+
+    def _tells(self, value: str) -> bool:
+        return self.masked(value) != value
+
+    def clean(self) -> List[str]:
+        """Drop every variable and function that holds a secret's value; gives the names of what was dropped."""
+        dropped = [name for name, value in self.env.items() if self._tells(value)]
+        dropped += [name for name, value in self.state.variables.items() if self._tells(value)]
+        self.unset_env(dropped)
+        for part in ("functions", "aliases"):
+            if self._tells(getattr(self.state, part)):
+                setattr(self.state, part, "")
+                dropped.append(part)
+        return dropped
+
+    def get(self) -> Dict[str, Any]:
+        """All that makes the session, without secrets; what had to be left out is named."""
+        env, state = dict(self.env), self.state
+        self.state = State(dict(state.variables), state.functions, state.aliases, state.options)
+        try:
+            withheld = self.clean()
+            shell = self.state.as_dict()
+            return {"env": self.env, "cwd": self.cwd, "shell": shell, "history": self.history.entries(),
+                    "user": self.person.name, "withheld": sorted(set(withheld))}  # fmt: skip
+        finally:
+            self.env, self.state = env, state
+
+    def set(self, env: Optional[Dict[str, str]], cwd: Optional[str], shell: Optional[Dict[str, Any]],
+            history: Optional[List[Any]], user: Optional[Union[str, int]]) -> None:  # fmt: skip
+        """Become what get told, part by part; nothing is changed if any part is wrong."""
+        person = self.choose(user)
+        if not people.usable(person):
+            raise Problem(BAD_ARGUMENT, "user {} can't be used in this sandbox".format(person.name))
+        if cwd is not None and not cwd.startswith("/"):
+            raise Problem(BAD_ARGUMENT, "cwd must be an absolute path")
+        state = self.state if shell is None else _state(shell)
+        entries = None if history is None else [_entry(entry) for entry in history]
+        self.person, self.state = person, state
+        if env is not None:
+            self.env = dict(env)
+        if cwd is not None:
+            self.cwd = cwd
+        if entries is not None:
+            self.history.replace(entries)
+
+
+def _state(shell: Dict[str, Any]) -> State:
+    if set(shell) - {"variables", "functions", "aliases", "options"}:
+        raise Problem(BAD_ARGUMENT, "shell has unknown parts")
+    texts = [text(part, shell.get(part, "")) for part in ("functions", "aliases", "options")]
+    return State(dict(environment("variables", shell.get("variables", {}))), *texts)
+
+
+def _entry(entry: Any) -> Tuple[str, float]:
+    if not isinstance(entry, dict) or not isinstance(entry.get("time"), (int, float)):
+        raise Problem(BAD_ARGUMENT, "history must be a list of objects with command and time")
+    return text("command", entry.get("command")), float(entry["time"])
