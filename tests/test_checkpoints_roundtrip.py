@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from trees import looks, make_socket, open_repo, overlay, save, view
 
 from sandkeep.checkpoints import Base, unpack
 from sandkeep.checkpoints.capture import load_record
+from trees import looks, make_socket, open_repo, overlay, quick_folder, save, view
 
 NAMES = st.sampled_from([b"a", b"b", b"sub", b"file", b"link", b"\xff\xfe", b"new\nline", b"x" * 255])
 PATHS = st.lists(NAMES, min_size=1, max_size=3).map(b"/".join)
@@ -111,18 +111,18 @@ def make_base(root: Path) -> Path:
     return base
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.lists(STEPS, min_size=1, max_size=4))
 def test_one_state_however_it_was_made_saved_and_restored(batches: list[list[tuple[Any, ...]]]) -> None:
-    with tempfile.TemporaryDirectory(prefix="sk-roundtrip-") as name:
-        check(Path(name), batches)
+    with tempfile.TemporaryDirectory(prefix="sk-roundtrip-") as name, quick_folder() as stored:
+        check(Path(name), stored, batches)
 
 
-def check(root: Path, batches: list[list[tuple[Any, ...]]]) -> None:
+def check(root: Path, stored: Path, batches: list[list[tuple[Any, ...]]]) -> None:
     base_folder = make_base(root)
     base = Base({"/": str(base_folder)})
     uppers: list[Path] = []
-    with open_repo(root) as repo:
+    with open_repo(stored) as repo:
         parent, restored = None, None
         for number, steps in enumerate(batches):
             upper = root / f"upper{number}"
@@ -131,8 +131,8 @@ def check(root: Path, batches: list[list[tuple[Any, ...]]]) -> None:
                     edit(mounted, step)
                 expected = looks(mounted)
             uppers.append(upper)
-            saved = save(repo, upper, parent=parent, base=base)
-            at_once = save(repo, *uppers, base=base)
+            saved = save(repo, upper, parent=parent, below=base)
+            at_once = save(repo, *uppers, below=base)
             assert saved.hash == at_once.hash
             assert load_record(repo, saved.id).root == load_record(repo, at_once.id).root
 
@@ -140,7 +140,7 @@ def check(root: Path, batches: list[list[tuple[Any, ...]]]) -> None:
             assert unpack(repo, saved.id, whole).notes == []
             with view(root, [base_folder, whole]) as mounted:
                 assert looks(mounted) == expected
-            again = save(repo, whole, base=base)
+            again = save(repo, whole, below=base)
             assert load_record(repo, again.id).root == load_record(repo, saved.id).root
             assert again.hash == saved.hash
 
@@ -174,7 +174,7 @@ def test_what_is_equal_to_the_base_again_leaves_no_trace(tmp_path: Path, rounds:
                 for path, when in times.items():
                     os.utime(mounted / path, ns=(when, when))
             uppers.append(upper)
-            assert load_record(repo, save(repo, *uppers, base=base).id).root.below == 0
+            assert load_record(repo, save(repo, *uppers, below=base).id).root.below == 0
 
 
 def test_emptying_a_folder_of_the_base_is_one_state_in_two_ways(tmp_path: Path) -> None:
@@ -186,5 +186,5 @@ def test_emptying_a_folder_of_the_base_is_one_state_in_two_ways(tmp_path: Path) 
             upper = tmp_path / way
             with overlay(tmp_path, [base_folder], upper) as mounted:
                 edit(mounted, (way, b"a"))
-            found.add(save(repo, upper, base=base).hash)
+            found.add(save(repo, upper, below=base).hash)
     assert len(found) == 1

@@ -7,6 +7,7 @@ import os
 import socket
 import stat
 import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,9 +25,19 @@ def open_repo(folder: Path, name: str = "store") -> Repository:
     return Repository.open(open_objects(folder / name), folder / f"{name}-cache")
 
 
-def save(repo: Repository, *trees: Path, parent: str | None = None, base: Base | None = None, **how: Any) -> CheckpointInfo:
+def save(
+    repo: Repository, *trees: Path, parent: str | None = None, below: Base | None = None, **how: Any
+) -> CheckpointInfo:
     how = {"base": BASE, "session": {"cwd": "/"}, **how}
-    return capture(repo, Source(trees, parent, base or Base()), **how)
+    return capture(repo, Source(trees, parent, below or Base()), **how)
+
+
+@contextmanager
+def quick_folder() -> Iterator[Path]:
+    """A folder where many files and many syncs cost little: in memory, if the host has such a place."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(prefix="sk-test-", dir=memory if os.access(memory, os.W_OK) else None) as name:
+        yield Path(name)
 
 
 @contextmanager
@@ -73,7 +84,7 @@ def looks(root: Path, raw: bool = False) -> dict[bytes, Any]:
         xattrs = {
             name: os.getxattr(full, name, follow_symlinks=False)
             for name in os.listxattr(full, follow_symlinks=False)
-            if name == "user.overlay.opaque" and raw or not name.startswith("user.overlay.")
+            if (name == "user.overlay.opaque" and raw) or not name.startswith("user.overlay.")
         }
         facts: list[Any] = [state.st_mode, state.st_uid, state.st_gid, xattrs]
         if stat.S_ISCHR(state.st_mode):
