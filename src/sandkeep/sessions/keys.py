@@ -43,25 +43,18 @@ class Keys:
         """The key that this secret opens, or `Denied`, which does not say why."""
         given = _sha256(secret)
         prefix = secret[:_SHOWN] if secret.isascii() and secret.isprintable() else ""
+        stale = or_(keys.c.last_used.is_(None), keys.c.last_used < now() - _NEWS).label("stale")
+        wanted = select(*_PUBLIC, keys.c.sha256, stale).where(keys.c.prefix == prefix, keys.c.revoked.is_(None))
         with self._db.read() as connection:
-            rows = connection.execute(
-                select(*_PUBLIC, keys.c.sha256).where(keys.c.prefix == prefix, keys.c.revoked.is_(None))
-            ).mappings()
-            found = [dict(row) for row in rows if hmac.compare_digest(row["sha256"], given)]
-        if not found:
+            rows = connection.execute(wanted).mappings().all()
+        found = next((dict(row) for row in rows if hmac.compare_digest(row["sha256"], given)), None)
+        if found is None:
             raise Denied("this API key is not valid", "make one with: sandkeep key create --user NAME")
-        del found[0]["sha256"]
-        key = Key(**found[0])
-        self._used(key)
-        return key
-
-    def _used(self, key: Key) -> None:
-        stale = or_(keys.c.last_used.is_(None), keys.c.last_used < now() - _NEWS)
-        with self._db.read() as connection:
-            if not connection.execute(select(keys.c.id).where(keys.c.id == key.id, stale)).first():
-                return
-        with self._db.write(durable=False) as connection:
-            connection.execute(update(keys).where(keys.c.id == key.id).values(last_used=now()))
+        if found.pop("stale"):
+            with self._db.write(durable=False) as connection:
+                connection.execute(update(keys).where(keys.c.id == found["id"]).values(last_used=now()))
+        del found["sha256"]
+        return Key(**found)
 
     def revoke(self, id: str) -> None:
         """At once and for ever; revoking twice keeps the first time."""

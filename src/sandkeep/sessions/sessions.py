@@ -236,11 +236,10 @@ class Sessions:
         )
         return self._all(wanted)
 
-    def asleep(self) -> list[Session]:
-        """The paused ones that expire one day, longest asleep first."""
-        return self._all(
-            select(sessions).where(_ROW.state == _S.PAUSED, _ROW.paused_expiry > 0).order_by(_ROW.paused_at)
-        )
+    def expiring(self, within: float) -> list[Session]:
+        """The paused ones whose time ends within so many seconds, or has ended; longest asleep first."""
+        ends = and_(_ROW.paused_expiry > 0, _ROW.paused_at + _ROW.paused_expiry <= now() + within)
+        return self._all(select(sessions).where(_ROW.state == _S.PAUSED, ends).order_by(_ROW.paused_at))
 
     def at(self, host: str, states: frozenset[SessionState]) -> list[Session]:
         """This host's sessions in the given states."""

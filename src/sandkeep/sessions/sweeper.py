@@ -94,7 +94,7 @@ class Sweeper:
 
     async def _expire(self) -> None:
         now = await self._call(self._keeper.db.now)
-        for session in await self._call(self._keeper.sessions.asleep):
+        for session in await self._call(self._keeper.sessions.expiring, self._warn_before):
             warn, end = expiry(session, self._warn_before)
             if end is None and now >= warn:
                 notice = min(self._warn_before, session.paused_expiry)
