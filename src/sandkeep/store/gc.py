@@ -66,7 +66,7 @@ class _Collector:
         self.removed = self.freed = 0
 
     def run(self) -> GcReport:
-        if any(other.role == "gc" and not other.lapsed for other in others(self.lease)):
+        if any(other.role == "gc" for other in others(self.lease) if not self._expire(other)):
             raise Busy("another gc is at work in this store", "wait for it; one that has crashed stands in the way for 15 minutes")
         self.index.sync(full=True)
         missing = _load_live(self.repo, self.live)

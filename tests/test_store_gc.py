@@ -1,0 +1,351 @@
+"""Collecting: what a visible record needs is never removed, whoever writes, collects, stalls or dies meanwhile."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import store_work
+from faulty import Crash, Faulty
+from sandkeep.errors import Busy, NotFound, SandkeepError, StateConflict
+from sandkeep.store.lease import Lease
+from sandkeep.store.objects import Objects, open_objects
+from sandkeep.store.repository import Repository
+from store_work import blobs_of, check_all, collect, save
+
+Open = Callable[..., Repository]
+
+
+@pytest.fixture
+def objects(tmp_path: Path) -> Objects:
+    return open_objects(tmp_path / "store")
+
+
+@pytest.fixture
+def opened(objects: Objects, tmp_path: Path, request: pytest.FixtureRequest) -> Open:
+    def make(cache: str = "cache", over: Objects = objects, **options: object) -> Repository:
+        repo = Repository.open(over, tmp_path / cache, **options)  # type: ignore[arg-type]
+        request.addfinalizer(repo.close)
+        return repo
+
+    return make
+
+
+def age(tmp_path: Path, folder: str = "writers", seconds: float = 4000) -> None:
+    """As if the backend's clock had gone on."""
+    for path in (tmp_path / "store" / folder).iterdir():
+        old = path.stat().st_mtime - seconds
+        os.utime(path, (old, old))
+
+
+def packs(objects: Objects) -> list[str]:
+    return [name for name, _, _ in objects.list("packs/")]
+
+
+def test_nothing_to_collect_changes_nothing(opened: Open, objects: Objects) -> None:
+    repo = opened()
+    save(repo, "one", blobs_of(1))
+    before = [name for name, _, _ in objects.list("")]
+    report = collect(repo)
+    assert (report.removed_objects, report.freed_bytes, report.waiting_packs, report.missing_blobs) == (0, 0, 0, 0)
+    assert [name for name, _, _ in objects.list("")] == before
+
+
+def test_what_nobody_needs_goes_and_the_rest_stays(opened: Open, objects: Objects) -> None:
+    repo = opened()
+    for n in range(5):
+        save(repo, f"n{n}", blobs_of(n))
+    for n in range(3):
+        repo.delete_record("t", f"n{n}")
+    size = sum(size for name, size, _ in objects.list("packs/"))
+    forecast = collect(repo, dry_run=True)
+    assert len(packs(objects)) == 5
+    report = collect(repo)
+    assert report.removed_objects >= 3
+    assert forecast.freed_bytes == size - sum(size for name, size, _ in objects.list("packs/"))
+    assert len(packs(objects)) == 2
+    assert [name for name, _, _ in objects.list("gc/") if "condemned" in name] == []
+    assert check_all(repo) == check_all(opened("far")) == 2
+    assert repo.verify() == []
+    save(repo, "again", blobs_of(0))
+    assert check_all(opened("farther")) == 3
+
+
+def test_everything_goes_when_no_record_is_left(opened: Open, objects: Objects) -> None:
+    repo = opened()
+    save(repo, "one", blobs_of(1))
+    repo.delete_record("t", "one")
+    collect(repo)
+    assert [name for name, _, _ in objects.list("") if not name.startswith("gc/epoch")] == ["config"]
+
+
+def test_sparse_and_many_small_packs_are_repacked(opened: Open, objects: Objects) -> None:
+    repo = opened()
+    shared = blobs_of(50, 3)
+    save(repo, "wide", [*blobs_of(51, 60), *shared])
+    save(repo, "narrow", shared)
+    repo.delete_record("t", "wide")
+    assert collect(repo).repacked_packs == 1
+    assert len(packs(objects)) == 1
+    for n in range(20):
+        save(repo, f"n{n}", blobs_of(n, 2))
+    report = collect(repo)
+    assert report.repacked_packs == 21
+    assert len(packs(objects)) == 1
+    assert len(list(objects.list("index/"))) == 1
+    assert check_all(repo) == check_all(opened("far")) == 21
+    assert repo.verify() == []
+    assert collect(repo).removed_objects == 0
+
+
+def test_packs_without_index_go_but_not_while_their_writer_works(opened: Open, objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandkeep.store.writer.PACK_SIZE", 500)
+    monkeypatch.setattr("sandkeep.store.writer.GROUP", 300)
+    writing, collecting = opened("w"), opened("c")
+    with writing.writer() as writer:
+        ids = [writer.add(blob) for blob in blobs_of(2, 30)]
+        deadline = time.monotonic() + 60
+        while not packs(objects) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert collect(collecting).waiting_packs > 0
+        writer.publish("t", "one", b"".join(ids))
+    assert check_all(collecting) == 1
+    collect(collecting)
+    assert check_all(opened("far")) == 1
+    objects.put("packs/0123", b"left by a crash")
+    collect(collecting)
+    assert "packs/0123" not in packs(objects)
+
+
+def test_a_writer_that_counts_on_a_condemned_pack_keeps_it(opened: Open, objects: Objects) -> None:
+    one, two = opened("one"), opened("two")
+    save(one, "old", blobs_of(3))
+    with two.writer() as writer:
+        one.delete_record("t", "old")
+        assert collect(one).waiting_packs == 1
+        ids = [writer.add(blob) for blob in blobs_of(3)]
+        writer.flush()
+        assert writer.new_blobs == 0
+        assert collect(one).waiting_packs == 1
+        writer.publish("t", "new", b"".join(ids))
+    assert collect(one).waiting_packs == 0
+    assert check_all(opened("far")) == 1
+    assert len(packs(objects)) == 1
+
+
+def test_a_writer_that_comes_later_does_not_count_on_a_condemned_pack(opened: Open, objects: Objects) -> None:
+    one, two, three = opened("one"), opened("two"), opened("three")
+    save(one, "old", blobs_of(4))
+    three.refresh()
+    with two.writer():
+        one.delete_record("t", "old")
+        assert collect(one).waiting_packs == 1
+        with three.writer() as late:
+            ids = [late.add(blob) for blob in blobs_of(4)]
+            late.flush()
+            assert late.new_blobs == len(set(ids))
+            late.publish("t", "new", b"".join(ids))
+    assert collect(one).removed_objects >= 1
+    assert len(packs(objects)) == 1
+    assert check_all(opened("far")) == 1
+
+
+def test_a_lapsed_writer_publishes_nothing(opened: Open, objects: Objects, tmp_path: Path) -> None:
+    """The backend's clock says its lease has lapsed, its own says not: the collector's mark decides."""
+    one, two = opened("one"), opened("two")
+    save(one, "old", blobs_of(5))
+    with two.writer() as writer:
+        ids = [writer.add(blob) for blob in blobs_of(5)]
+        one.delete_record("t", "old")
+        age(tmp_path)
+        assert collect(one).removed_objects >= 1
+        with pytest.raises(StateConflict):
+            writer.publish("t", "new", b"".join(ids))
+    assert list(one.list_records("t", full=True)) == []
+    assert packs(objects) == []
+
+
+def test_a_writer_whose_own_clock_says_lapsed_publishes_nothing(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    repo = opened()
+    with repo.writer() as writer:
+        blob = writer.add(b"x")
+        writer.flush()
+        later = time.clock_gettime(time.CLOCK_BOOTTIME) + 700
+        monkeypatch.setattr("sandkeep.store.lease.now", lambda: later)
+        with pytest.raises(StateConflict):
+            writer.publish("t", "one", blob)
+    assert list(repo.list_records("t")) == []
+
+
+def test_a_lease_is_kept_fresh(objects: Objects) -> None:
+    lease = Lease(objects, "writer", 2.0)
+    lease.begin()
+    try:
+        first = next(iter(objects.list("writers/")))[2]
+        deadline = time.monotonic() + 60
+        while next(iter(objects.list("writers/")))[2] == first and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert next(iter(objects.list("writers/")))[2] > first
+    finally:
+        lease.end()
+    assert list(objects.list("writers/")) == []
+
+
+def test_one_collector_at_a_time(opened: Open, objects: Objects, tmp_path: Path) -> None:
+    repo = opened()
+    save(repo, "one", blobs_of(6))
+    other = Lease(objects, "gc")
+    other.begin()
+    try:
+        with pytest.raises(Busy):
+            collect(repo)
+        age(tmp_path)
+        collect(repo)
+    finally:
+        other.end()
+
+
+def test_a_failing_live_removes_nothing(opened: Open, objects: Objects) -> None:
+    repo = opened()
+    save(repo, "one", blobs_of(7))
+    before = packs(objects)
+    for good in (0, 1):
+        calls: list[int] = []
+
+        def broken(good: int = good, calls: list[int] = calls) -> list[bytes]:
+            calls.append(1)
+            if len(calls) > good:
+                raise NotFound("a record can't be read")
+            return []
+
+        with pytest.raises(NotFound):
+            repo.gc(broken)
+        assert packs(objects) == before
+    collect(repo)
+    assert check_all(repo) == 1
+
+
+def test_a_damaged_mark_stops_writers_until_gc_has_removed_it(opened: Open, objects: Objects) -> None:
+    repo = opened()
+    save(repo, "one", blobs_of(8))
+    objects.put("gc/condemned-x", b"nonsense")
+    with pytest.raises(SandkeepError, match="gc"):
+        save(repo, "two", blobs_of(9))
+    collect(repo)
+    save(repo, "two", blobs_of(9))
+    assert check_all(repo) == 2
+
+
+def test_leftovers_of_crashed_processes_go(opened: Open, objects: Objects, tmp_path: Path) -> None:
+    repo = opened()
+    save(repo, "one", blobs_of(10))
+    for name in ("tmp/half", "expired/old", "writers/dead"):
+        objects.put(name, b"x")
+    collect(repo)
+    assert objects.size("tmp/half") is not None
+    for folder in ("tmp", "expired", "writers"):
+        age(tmp_path, folder, 100_000)
+    save(repo, "gone", blobs_of(11))
+    repo.delete_record("t", "gone")
+    collect(repo)
+    assert [objects.size(name) for name in ("tmp/half", "expired/old", "writers/dead")] == [None] * 3
+
+
+@pytest.mark.parametrize("kind", ["crash", "crash after"])
+def test_death_at_every_step(tmp_path: Path, kind: str) -> None:
+    """A writer or a collector dies before or after each of its operations. Everything earlier can be read at once; the next
+    collector leaves the store clean."""
+    step, over = 0, False
+    while not over:
+        folder = tmp_path / f"{kind[-1]}{step}"
+        objects = open_objects(folder / "store")
+        with Repository.open(objects, folder / "c") as repo:
+            for n in range(4):
+                save(repo, f"n{n}", [*blobs_of(n, 4), *blobs_of(99, 2)])
+            for n in range(3):
+                repo.delete_record("t", f"n{n}")
+        faulty = Faulty(objects, lambda n, verb, name, step=step: kind if n == step else None)  # type: ignore[misc]
+        try:
+            with Repository.open(faulty, folder / "c") as dying:
+                save(dying, "new", [*blobs_of(7, 4), *blobs_of(0, 2)])
+                collect(dying)
+                over = len(faulty.log) <= step
+        except Crash:
+            pass
+        for path in (folder / "store/writers").iterdir():
+            os.utime(path, (path.stat().st_mtime - 4000,) * 2)
+        with Repository.open(objects, folder / "far") as repo:
+            known = set(repo.list_records("t", full=True))
+            assert known in ({"n3"}, {"n3", "new"})
+            assert check_all(repo) == len(known)
+            save(repo, "more", [*blobs_of(1, 4), *blobs_of(2, 4)])
+            collect(repo)
+            assert check_all(repo) == len(known) + 1
+            assert repo.verify() == []
+            indexed = {str(row[0]) for row in repo.index.rows("SELECT name FROM pack")}
+            assert set(packs(objects)) == indexed
+            assert not [name for name, _, _ in objects.list("") if name.startswith(("writers/", "gc/condemned"))]
+        step += 1
+    assert step > 30
+
+
+def start(tmp_path: Path, verb: str, seed: int, seconds: float) -> subprocess.Popen[str]:
+    command = [sys.executable, store_work.__file__, verb, tmp_path, str(seed), str(time.time() + seconds)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def begun(job: subprocess.Popen[str]) -> None:
+    """Returns when the process has done its first round."""
+    assert job.stdout is not None
+    assert job.stdout.readline() == "begun\n", job.communicate(timeout=60)
+
+
+def test_many_writers_and_collectors_lose_nothing(tmp_path: Path) -> None:
+    Repository.open(open_objects(tmp_path / "store"), tmp_path / "first").close()
+    jobs = [start(tmp_path, "write", n, 8) for n in range(5)] + [start(tmp_path, "collect", 100 + n, 8) for n in range(2)]
+    expected: set[str] = set()
+    for job in jobs:
+        begun(job)
+    for job in jobs:
+        out, err = job.communicate(timeout=150)
+        assert job.returncode == 0, err
+        expected.update(out.split())
+    with Repository.open(open_objects(tmp_path / "store"), tmp_path / "last") as repo:
+        assert set(repo.list_records("t", full=True)) == expected
+        assert check_all(repo) == len(expected)
+        collect(repo)
+        assert check_all(repo) == len(expected)
+        assert repo.verify() == []
+
+
+def test_killed_writers_and_collectors_lose_nothing(tmp_path: Path) -> None:
+    """SIGKILL at random moments; what was acknowledged stays."""
+    objects = open_objects(tmp_path / "store")
+    with Repository.open(objects, tmp_path / "first") as repo:
+        for n in range(6):
+            save(repo, f"keep{n}", blobs_of(n))
+    dice = random.Random(5)
+    for turn in range(4):
+        jobs = [start(tmp_path, "write", turn * 10 + n, 100) for n in range(2)] + [start(tmp_path, "collect", turn, 100)]
+        for job in jobs:
+            begun(job)
+        time.sleep(dice.random() / 2)
+        for job in jobs:
+            job.kill()
+            job.communicate(timeout=60)
+        age(tmp_path)
+        with Repository.open(objects, tmp_path / f"after{turn}") as repo:
+            assert check_all(repo) >= 6
+            assert repo.verify() == []
+    with Repository.open(objects, tmp_path / "last") as repo:
+        collect(repo)
+        assert {f"keep{n}" for n in range(6)} <= set(repo.list_records("t"))
+        assert check_all(repo) >= 6
+        assert repo.verify() == []
