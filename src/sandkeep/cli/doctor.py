@@ -6,8 +6,10 @@ import sys
 
 import click
 
-from sandkeep.cli.output import guarded, json_option, plain, show
-from sandkeep.runtime.doctor import examine
+from sandkeep.cli.output import guarded, json_option, show
+from sandkeep.runtime.doctor import host, probe
+from sandkeep.runtime.driver import DRIVERS
+from sandkeep.sandbox.home import Home
 
 
 @click.command()
@@ -15,17 +17,20 @@ from sandkeep.runtime.doctor import examine
 @guarded
 def doctor(as_json: bool) -> None:
     """Probe each runtime for real: start, run, freeze; with runsc also save and restore memory."""
-    report = examine()
+    home = Home().path
+    probes, found = [probe(name, home) for name in DRIVERS], host(home)
     if as_json:
-        show(report, True)
+        show({"runtimes": probes, "host": found}, True)
     else:
-        for probe in report.probes:
-            mark = "ok  " if probe.healthy else "FAIL"
+        for one in probes:
+            mark = "ok  " if one.healthy else "FAIL"
             click.echo(
-                f"{mark} {probe.name}  {probe.version or 'not installed'}  {', '.join(k for k, v in probe.works.items() if v)}"
+                f"{mark} {one.name}  {one.version or 'not installed'}  {', '.join(k for k, v in one.works.items() if v)}"
             )
-            for what, why, mend in probe.problems:
-                click.echo(f"       {what}: {why}\n       mend: {mend}")
-        for name, value in plain(report.facts).items():
+            for problem in one.problems:
+                click.echo(f"       {problem.what}: {problem.why}\n       mend: {problem.mend}")
+        for name, value in found.facts.items():
             click.echo(f"     {name}: {value}")
-    sys.exit(0 if any(probe.healthy for probe in report.probes) else 1)
+        for problem in found.problems:
+            click.echo(f"note {problem.what}: {problem.why}\n     mend: {problem.mend}")
+    sys.exit(0 if any(one.healthy for one in probes) else 1)

@@ -45,7 +45,7 @@ def copy_attributes(
     for name in os.listxattr(source, **_links(source, follow)):
         if not name.startswith(PRIVATE):
             os.setxattr(target, name, os.getxattr(source, name, **_links(source, follow)), **_links(target, follow))
-    os.utime(target, ns=(info.st_atime_ns, info.st_mtime_ns), **_links(target, follow))
+    os.utime(target, ns=(info.st_atime_ns, info.st_mtime_ns), follow_symlinks=isinstance(target, int) or follow)
 
 
 def _links(path: int | str | bytes, follow: bool) -> dict[str, bool]:

@@ -42,6 +42,7 @@ class Driver:
     name: Name
     own_limits: bool  # the runtime makes the control groups itself
     memory: bool  # can save and restore a running sandbox's memory
+    can_rotate: bool  # can switch the root of a living sandbox
     install: str
 
     def path(self) -> str:
@@ -246,9 +247,9 @@ class Runsc(Driver):
             self.stop(id, dir)
 
 
-RUNC = Driver("runc", own_limits=True, memory=False, install="apt-get install runc")
-CRUN = Crun("crun", own_limits=False, memory=False, install="apt-get install crun")
-RUNSC = Runsc("runsc", own_limits=False, memory=True, install="install runsc (gVisor) of 2024 or newer")
+RUNC = Driver("runc", own_limits=True, memory=False, can_rotate=True, install="apt-get install runc")
+CRUN = Crun("crun", own_limits=False, memory=False, can_rotate=True, install="apt-get install crun")
+RUNSC = Runsc("runsc", own_limits=False, memory=True, can_rotate=False, install="install runsc (gVisor) of 2024 or newer")
 DRIVERS: dict[str, Driver] = {driver.name: driver for driver in (RUNC, CRUN, RUNSC)}
 
 

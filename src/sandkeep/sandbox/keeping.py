@@ -6,27 +6,30 @@ a checkpoint reads only the layers above its parent's, and a restore of what is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from sandkeep.checkpoints import Base as Below
 from sandkeep.checkpoints import Source, Store, capture_here, unpack_here
-from sandkeep.checkpoints.base import Base as Below
+from sandkeep.checkpoints.filters import Filter
+from sandkeep.checkpoints.merge import Progress
+from sandkeep.checkpoints.records import check_words
 from sandkeep.errors import BadArgument, SandkeepError
-from sandkeep.model import CheckpointInfo, RestoreReport
+from sandkeep.model import CheckpointInfo, Limits, RestoreReport
 from sandkeep.runtime.base import Base, resolve
-from sandkeep.runtime.driver import pick
-from sandkeep.runtime.elevate import elevated
+from sandkeep.runtime.elevate import elevated, is_root
+from sandkeep.runtime.pick import pick
 from sandkeep.sandbox import journal, ladder, lifecycle
 from sandkeep.sandbox.home import Home, read_json, write_json
 from sandkeep.sandbox.journal import step
 from sandkeep.sandbox.machine import Machine
 from sandkeep.sandbox.record import Record
 from sandkeep.sandbox.restoring import become
+from sandkeep.sandbox.saved import follows, load_saved
 from sandkeep.sandbox.saving import Taken, take
 
 Level = Literal["memory", "relaunched", "files"]
-Progress = Callable[[int, int], object]
 StoreLike = Store | str | Path | None
 
 IN_HASH = ("env", "cwd", "shell", "user", "workflow")
@@ -42,8 +45,13 @@ def choose_store(machine: Machine, store: StoreLike) -> None:
         return
     machine.store = as_store(machine.home, store)
     with machine.held() as record:
-        record.store, record.store_options = machine.store.address
+        record.store, record.store_options = address(machine.store)
         record.save(machine.folder)
+
+
+def address(store: Store) -> tuple[str, dict[str, Any]]:
+    """Where a store is, without its keys."""
+    return store.spec.url, {name: value for name, value in store.spec.options.items() if name in ("region", "endpoint")}
 
 
 def store_of(machine: Machine, record: Record) -> Store:
@@ -70,7 +78,8 @@ def checkpoint(
     with machine.held() as record:
         machine.require_running(record)
         store = store_of(machine, record)
-        store.check(tag=tag, comment=comment, metadata=metadata, scope=scope, exclude=exclude)
+        check_words(tag, comment, metadata, {"name": "", "fingerprint": ""})
+        Filter(scope, exclude)
         taken = take(machine, record)
         return keep(
             machine,
@@ -94,16 +103,20 @@ def keep(
     *,
     attachments: dict[str, Path] | None = None,
     volatile: dict[str, Any] | None = None,
+    remembered: bool = True,
     **words: Any,
 ) -> CheckpointInfo:
-    """Save a taken state to the store. Only layers above the parent's are read."""
+    """Save a taken state to the store. Only layers above the parent's are read.
+
+    Unless `remembered`, the sandbox's lineage and the layers known here stay as they are.
+    """
     base = machine.base(record)
     below = len(record.parent_stack)
     on_parent = record.parent is not None and taken.stack[len(taken.stack) - below :] == record.parent_stack
     on_parent = (
         on_parent
         and below <= len(taken.stack)
-        and store.follows(record.parent, words.get("scope", "all"), words.get("exclude"))
+        and follows(store, record.parent, words.get("scope", "all"), words.get("exclude"))
     )
     new = taken.stack[: len(taken.stack) - below] if on_parent else taken.stack
     source = Source(
@@ -112,7 +125,7 @@ def keep(
         base=below_of(base),
     )
     step("checkpoint: taken")
-    info = elevated(
+    save = partial(
         capture_here,
         store.spec,
         source,
@@ -126,9 +139,12 @@ def keep(
         },
         parent_id=record.parent,
         attachments=attachments or {},
-        **words,
+        **{**words, "progress": words.get("progress") if is_root() else None},
     )
+    info = elevated(save)
     step("checkpoint: published")
+    if not remembered:
+        return info
     if words.get("scope", "all") == "all" and not words.get("exclude"):
         remember(machine.home, store, info.id, taken.stack)
         record.parent_stack = taken.stack
@@ -146,7 +162,7 @@ def base_facts(record: Record, base: Base) -> dict[str, Any]:
 
 
 def remember(home: Home, store: Store, checkpoint: str, stack: list[str]) -> None:
-    folder = home.path / "known" / store.id
+    folder = home.path / "known" / store.repo.id
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / f"{checkpoint}.json", {"stack": stack})
 
@@ -154,13 +170,15 @@ def remember(home: Home, store: Store, checkpoint: str, stack: list[str]) -> Non
 def recall(home: Home, store: Store, checkpoint: str) -> list[str] | None:
     """The stack that shows this checkpoint, if all of it is here."""
     try:
-        stack: list[str] = read_json(home.path / "known" / store.id / f"{checkpoint}.json")["stack"]
+        stack: list[str] = read_json(home.path / "known" / store.repo.id / f"{checkpoint}.json")["stack"]
     except FileNotFoundError:
         return None
     return stack if home.layers.here(stack) else None
 
 
-def fetch(home: Home, store: Store, checkpoint: str, layer: str, progress: Progress | None) -> list[str]:
+def fetch(
+    home: Home, store: Store, checkpoint: str, layer: str, progress: Progress | None, *, remembered: bool = True
+) -> list[str]:
     """A stack that shows the checkpoint, made of what is here and at most the one new `layer`."""
     known = recall(home, store, checkpoint)
     if known is not None:
@@ -172,9 +190,25 @@ def fetch(home: Home, store: Store, checkpoint: str, layer: str, progress: Progr
             since, below = ancestor.id, found
             break
     tree = home.layers.begin(layer)
-    elevated(unpack_here, store.spec, checkpoint, tree, since=since, progress=progress)
-    stack = [layer, *below]
-    remember(home, store, checkpoint, stack)
+    try:
+        base = below_of(resolve(str(store.record(checkpoint).base["name"]), home.path))
+        unpacked = elevated(
+            partial(
+                unpack_here,
+                store.spec,
+                checkpoint,
+                tree,
+                since=since,
+                base=base,
+                progress=progress if is_root() else None,
+            )
+        )
+    except BaseException:
+        home.layers.discard(layer)
+        raise
+    stack = [layer, *(below if unpacked.on else [])]
+    if remembered:
+        remember(home, store, checkpoint, stack)
     return stack
 
 
@@ -184,26 +218,35 @@ def restore(
     """Be what a checkpoint says, in place."""
     with machine.held() as record:
         store = store_of(machine, record)
-        info = store.get(id)
-        saved = store.details(info.id)
-        if saved.base["name"] != record.base:
-            raise BadArgument(
-                f"checkpoint {info.id} stands on base {saved.base['name']!r}, this sandbox on {record.base!r}",
-                "create a sandbox from the checkpoint instead",
-            )
-        ladder.check(saved, require)
-        layer = machine.home.layers.new_id()
-        journal.begin(machine.folder, "fetch", layer=layer)
-        stack = fetch(machine.home, store, info.id, layer, progress)
-        step("restore: fetched")
-        ended = become(machine, record, stack, session_of(saved))
-        record.parent, record.parent_stack = info.id, stack
-        record.save(machine.folder)
-        return ladder.report(machine, saved, relaunch=relaunch or require == "relaunched", ended=ended)
+        return restore_from(machine, record, store, store.resolve(id), require, relaunch=relaunch, progress=progress)
 
 
-def session_of(saved: Any) -> dict[str, Any]:
-    return {**saved.session, "history": saved.volatile.get("history", [])}
+def restore_from(
+    machine: Machine,
+    record: Record,
+    store: Store,
+    id: str,
+    require: Level = "files",
+    *,
+    relaunch: bool = False,
+    remembered: bool = True,
+    progress: Progress | None = None,
+) -> RestoreReport:
+    saved = load_saved(store, id)
+    if saved.base["name"] != record.base:
+        raise BadArgument(
+            f"the state stands on base {saved.base['name']!r}, this sandbox on {record.base!r}",
+            "create a sandbox from it instead",
+        )
+    ladder.check(saved, require)
+    layer = machine.home.layers.new_id()
+    journal.begin(machine.folder, "fetch", layer=layer)
+    stack = fetch(machine.home, store, saved.id, layer, progress, remembered=remembered)
+    step("restore: fetched")
+    ended = become(machine, record, stack, dict(saved.session))
+    record.parent, record.parent_stack = (saved.id, stack) if remembered else (None, [])
+    record.save(machine.folder)
+    return ladder.report(machine, saved, relaunch=relaunch or require == "relaunched", ended=ended)
 
 
 def create_from(
@@ -212,28 +255,28 @@ def create_from(
     """A fresh sandbox from a checkpoint, here or on another machine than the one that made it."""
     store = as_store(home, store_like)
     info = store.get(id)
-    saved = store.details(info.id)
+    saved = load_saved(store, info.id)
     ladder.check(saved, require)
     base = resolve(saved.base["name"], home.path)
     env, secrets = (
         lifecycle.check_variables("env", options.pop("env")),
         lifecycle.check_variables("secrets", options.pop("secrets")),
     )
-    limits, cwd = options.pop("limits") or lifecycle.Limits(), options.pop("cwd")
-    engine = pick(options.pop("runtime"))
+    limits, cwd = options.pop("limits") or Limits(), options.pop("cwd")
+    engine = pick(options.pop("runtime"), home.path)
     lifecycle.refuse_limits(engine, limits)
-    address, store_options = store.address
+    url, store_options = address(store)
     home.ensure()
     layer = home.layers.new_id()
     record = Record(
         id=home.new_id(), runtime=engine.name, base=saved.base["name"], limits=limits, network=options["network"],
         mounts=list(options["mounts"] or []), metadata=lifecycle.check_metadata(options["metadata"]), stack=[layer],
-        store=address, store_options=store_options, parent=info.id,
+        store=url, store_options=store_options, parent=info.id,
     )  # fmt: skip
     if base.fingerprint != saved.base["fingerprint"]:
         record.notes.append(f"base {saved.base['name']} differs from the one that the checkpoint was made on")
-    session = session_of(saved)
-    session["env"] = {**session.get("env", {}), **env}
+    session = dict(saved.session)
+    session["more_env"] = env
     if cwd:
         session["cwd"] = cwd
 

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from sandkeep.errors import BadArgument, FloorNotReached
 from sandkeep.model import RestoreReport
 from sandkeep.sandbox import relaunching
 from sandkeep.sandbox.machine import Machine
+from sandkeep.sandbox.saved import Saved
 
 LEVELS = ("files", "relaunched", "memory")
 
 
-def check(saved: Any, require: str) -> None:
+def check(saved: Saved, require: str) -> None:
     """Refuse what can't be reached, before anything has changed."""
     if require not in LEVELS:
         raise BadArgument(f"require must be one of {', '.join(LEVELS)}, not {require!r}")
-    if require == "memory" and "memory" not in saved.attachments:
+    if require == "memory" and saved.image is None:
         raise FloorNotReached(
             "the checkpoint holds no memory image", "take it with memory=True on runtime runsc, or require less"
         )
 
 
 def report(
-    machine: Machine, saved: Any, *, relaunch: bool, ended: list[str] | None = None, notes: list[str] | None = None
+    machine: Machine, saved: Saved, *, relaunch: bool, ended: list[str] | None = None, notes: list[str] | None = None
 ) -> RestoreReport:
-    found = relaunching.report(machine, saved.volatile.get("processes", []), relaunch=relaunch, ended=ended)
+    found = relaunching.report(machine, saved.processes, relaunch=relaunch, ended=ended)
     return replace(found, why="; ".join(filter(None, [found.why, *(notes or [])])))
 
 

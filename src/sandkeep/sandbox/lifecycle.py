@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from sandkeep.errors import BadArgument, LimitUnsupported, NotFound, SandkeepError
 from sandkeep.model import Limits, Mount, SandboxInfo, State
-from sandkeep.runtime.driver import Driver, pick
+from sandkeep.runtime.driver import Driver
+from sandkeep.runtime.pick import pick
 from sandkeep.sandbox import journal
 from sandkeep.sandbox.home import Home, lock
 from sandkeep.sandbox.journal import step
@@ -61,14 +62,14 @@ def create(
     if cwd is not None and not cwd.startswith("/"):
         raise BadArgument(f"cwd must be an absolute path inside the sandbox, not {cwd!r}")
     env, secrets = check_variables("env", env), check_variables("secrets", secrets)
-    engine = pick(runtime)
+    engine = pick(runtime, home.path)
     limits = limits or Limits()
     refuse_limits(engine, limits)
     record = Record(
         id=home.new_id(), runtime=engine.name, base=str(base), limits=limits, network=network,
         mounts=list(mounts or []), metadata=check_metadata(metadata),
     )  # fmt: skip
-    session = {name: value for name, value in (("env", env), ("cwd", cwd)) if value}
+    session = {name: value for name, value in (("more_env", env), ("cwd", cwd)) if value}
     return begin(home, record, session, secrets)
 
 

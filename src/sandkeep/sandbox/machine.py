@@ -93,13 +93,17 @@ class Machine:
             os.unlink(self.folder / "run" / "guest.sock")
         engine = self.driver(record)
         engine.start(self.plan(record, record.stack, record.top))
-        self.link.reset()
+        self.link.close()
         self.link.ready(READY_SECONDS, lambda: engine.alive(self.id, self.folder))
         self.give(session, secrets)
 
     def give(self, session: dict[str, Any] | None, secrets: dict[str, str]) -> None:
+        session = dict(session or {})
+        more = session.pop("more_env", None)
         if session:
             self.link.call("session_set", **session)
+        if more:
+            self.link.call("env_set", env=more)
         if secrets:
             self.link.call("secrets_set", secrets=secrets)
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sandkeep.checkpoints import Store, extract_attachment_here
+from sandkeep.checkpoints import Store, unpack_attachment_here
 from sandkeep.errors import BadArgument, FloorNotReached, RuntimeFailed, SandkeepError
 from sandkeep.model import CheckpointInfo, RestoreReport, State
 from sandkeep.runtime import image
@@ -25,6 +25,7 @@ from sandkeep.sandbox.journal import step
 from sandkeep.sandbox.machine import READY_SECONDS, Machine, fresh_seed
 from sandkeep.sandbox.record import Record
 from sandkeep.sandbox.restoring import guests_part, settle
+from sandkeep.sandbox.saved import Saved, load_saved
 from sandkeep.sandbox.saving import Taken
 from sandkeep.workflow import BoundState
 
@@ -106,7 +107,6 @@ def asleep(machine: Machine, record: Record, engine: Driver) -> Iterator[dict[st
 
 def wake(machine: Machine, engine: Driver, secrets: dict[str, str]) -> None:
     (machine.folder / "run" / "wake").touch()
-    machine.link.reset()
     machine.link.ready(READY_SECONDS, lambda: engine.alive(machine.id, machine.folder))
     if secrets:
         machine.link.call("secrets_set", secrets=secrets)
@@ -155,7 +155,7 @@ def resume(machine: Machine, secrets: dict[str, str] | None, require: str) -> Re
 def _resume(machine: Machine, record: Record, secrets: dict[str, str], require: str) -> RestoreReport:
     assert record.paused is not None
     store, engine = keeping.store_of(machine, record), machine.driver(record)
-    saved = store.details(record.paused["checkpoint"])
+    saved = load_saved(store, record.paused["checkpoint"])
     ladder.check(saved, require)
     why = image_problem(engine, saved)
     if require == "memory" and why:
@@ -177,7 +177,7 @@ def _resume(machine: Machine, record: Record, secrets: dict[str, str], require: 
             if require == "memory":
                 journal.done(machine.folder)
                 raise FloorNotReached(f"the memory can't be brought back: {why}", "require less") from error
-    machine.start(record, guests_part(keeping.session_of(saved)), secrets)
+    machine.start(record, guests_part(dict(saved.session)), secrets)
     step("resume: started")
     report = ladder.report(machine, saved, relaunch=True, notes=[why])
     try:
@@ -190,30 +190,31 @@ def _resume(machine: Machine, record: Record, secrets: dict[str, str], require: 
     return report
 
 
-def image_problem(engine: Driver, saved: Any) -> str:
+def image_problem(engine: Driver, saved: Saved) -> str:
     """Why this checkpoint's memory can't be used here; empty when it can."""
-    if "memory" not in saved.attachments:
+    if saved.image is None:
         return "the checkpoint holds no memory image"
     if not engine.memory:
         return f"{engine.name} can't restore memory"
-    return image.difference(engine, saved.volatile["image"])
+    return image.difference(engine, saved.image)
 
 
 def local_image(machine: Machine, store: Store, checkpoint: str) -> Path:
     folder = machine.folder / "image"
     if not folder.exists():
-        elevated(extract_attachment_here, store.spec, checkpoint, "memory", folder)
+        elevated(unpack_attachment_here, store.spec, checkpoint, "memory", folder)
     return folder
 
 
-def start_from_image(machine: Machine, record: Record, folder: Path, saved: Any, secrets: dict[str, str]) -> None:
+def start_from_image(machine: Machine, record: Record, folder: Path, saved: Saved, secrets: dict[str, str]) -> None:
+    assert saved.image is not None
     engine = machine.driver(record)
     run = machine.folder / "run"
     run.mkdir(exist_ok=True, mode=0o700)
     for name in ("guest.sock", "wake"):
         (run / name).unlink(missing_ok=True)
     machine.make_top(record.top)
-    record.hostname = saved.volatile["image"]["hostname"]
+    record.hostname = saved.image["hostname"]
     engine.restore(machine.plan(record, record.stack, record.top), folder)
     step("resume: restored")
     wake(machine, engine, secrets)

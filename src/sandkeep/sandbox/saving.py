@@ -116,17 +116,17 @@ def frozen(machine: Machine, engine: Driver) -> Iterator[None]:
     """Nothing in the sandbox moves inside this block."""
     try:
         engine.freeze(machine.id, machine.folder)
-        thaw = engine.thaw
+        by_guest = False
     except Unsupported:
         machine.link.call("stop_all")
-
-        def thaw(id: str, folder: Any) -> None:
-            machine.link.call("cont_all")
-
+        by_guest = True
     try:
         yield
     finally:
-        thaw(machine.id, machine.folder)
+        if by_guest:
+            machine.link.call("cont_all")
+        else:
+            engine.thaw(machine.id, machine.folder)
 
 
 def _entries(machine: Machine, record: Record) -> Iterator[str]:

@@ -29,7 +29,7 @@ class AsyncFiles:
         fields: dict[str, Any] = {"path": checked(path), "offset": offset}
         if length is not None:
             fields["length"] = length
-        async with self._link.stream("read", fields, timeout=None) as events:
+        async with self._link.stream("file_read", fields, timeout=None) as events:
             async for kind, data in events:
                 if kind == "data":
                     yield data
@@ -46,17 +46,17 @@ class AsyncFiles:
         """Write a file whole: its old content or the new one is there, never a part. Missing folders are made."""
         options = {"path": checked(path), "mode": mode, "append": append, "user": user}
         fields = {name: value for name, value in options.items() if value is not None}
-        async with self._link.stream("write", fields, body=pieces_of(data), timeout=None) as events:
+        async with self._link.stream("file_write", fields, body=pieces_of(data), timeout=None) as events:
             async for _ in events:
                 pass
             return file_info(events.result["entry"])
 
     async def list(self, path: str, depth: int = 1) -> list[FileInfo]:
-        answer = await self._link.call("list_files", path=checked(path), depth=depth)
+        answer = await self._link.call("file_list", path=checked(path), depth=depth)
         return [file_info(entry) for entry in answer["entries"]]
 
     async def stat(self, path: str) -> FileInfo:
-        return file_info((await self._link.call("stat", path=checked(path)))["entry"])
+        return file_info((await self._link.call("file_stat", path=checked(path)))["entry"])
 
     async def exists(self, path: str) -> bool:
         try:
@@ -66,17 +66,19 @@ class AsyncFiles:
         return True
 
     async def mkdir(self, path: str, *, parents: bool = True, mode: int = 0o755) -> None:
-        await self._link.call("mkdir", path=checked(path), parents=parents, mode=mode)
+        await self._link.call("file_mkdir", path=checked(path), parents=parents, mode=mode)
 
     async def move(self, source: str, target: str) -> None:
-        await self._link.call("move", source=checked(source), target=checked(target))
+        await self._link.call("file_move", path=checked(source), to=checked(target))
 
     async def remove(self, path: str, *, recursive: bool = True) -> None:
-        await self._link.call("remove", path=checked(path), recursive=recursive)
+        await self._link.call("file_remove", path=checked(path), recursive=recursive)
 
     async def watch(self, path: str, *, recursive: bool = True) -> AsyncIterator[FileEvent]:
         """Changes below `path` as they happen, until the caller stops asking."""
-        async with self._link.stream("watch", {"path": checked(path), "recursive": recursive}, timeout=None) as events:
+        async with self._link.stream(
+            "file_watch", {"path": checked(path), "recursive": recursive}, timeout=None
+        ) as events:
             async for kind, data in events:
                 if kind == "json" and "event" in data:
                     yield FileEvent(data["event"], data["path"])

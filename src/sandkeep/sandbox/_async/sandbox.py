@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Self, overload
 
+from sandkeep.checkpoints.merge import Progress
 from sandkeep.errors import BadArgument, SandkeepError
 from sandkeep.model import CheckpointInfo, Limits, Mount, RestoreReport, SandboxInfo, SnapshotInfo
 from sandkeep.runtime.link import AsyncLink
-from sandkeep.sandbox import keeping, lifecycle, pausing, restoring, saving
+from sandkeep.sandbox import carrying, keeping, lifecycle, pausing, restoring, saving
 from sandkeep.sandbox._async.bridge import begin_now, blocking
 from sandkeep.sandbox._async.commands import AsyncCommands
 from sandkeep.sandbox._async.files import AsyncFiles
 from sandkeep.sandbox._async.pty import AsyncPty
 from sandkeep.sandbox._async.session import AsyncEnv, AsyncHistory
 from sandkeep.sandbox.home import Home
-from sandkeep.sandbox.keeping import Progress
 from sandkeep.sandbox.machine import Machine
 from sandkeep.workflow import BoundState
 
 Level = Literal["memory", "relaunched", "files"]
+Infos = list[SandboxInfo]
+Snapshots = list[SnapshotInfo]
+Strings = list[str]
+Numbers = list[int]
 
 
 class AsyncSandbox:
@@ -126,7 +131,7 @@ class AsyncSandbox:
         return cls._of(Machine(found, id))
 
     @classmethod
-    async def list(cls, *, home: str | Path | None = None) -> list[SandboxInfo]:
+    async def list(cls, *, home: str | Path | None = None) -> Infos:
         return await blocking(lifecycle.listing, Home(home))
 
     async def __aenter__(self) -> Self:
@@ -157,7 +162,7 @@ class AsyncSandbox:
     async def snapshot(self, comment: str = "") -> SnapshotInfo:
         return await blocking(saving.snapshot, self._held, comment)
 
-    async def snapshots(self) -> list[SnapshotInfo]:
+    async def snapshots(self) -> Snapshots:
         return await blocking(saving.snapshots, self._held)
 
     async def delete_snapshot(self, snapshot: SnapshotInfo | str) -> None:
@@ -188,7 +193,7 @@ class AsyncSandbox:
     @overload
     async def fork(
         self, count: int, *, secrets: dict[str, str] | None = None, memory: bool = False
-    ) -> list[Self | SandkeepError]: ...
+    ) -> Sequence[Self | SandkeepError]: ...
 
     async def fork(
         self, count: int | None = None, *, secrets: dict[str, str] | None = None, memory: bool = False
@@ -210,7 +215,7 @@ class AsyncSandbox:
         tag: str | None = None,
         metadata: dict[str, Any] | None = None,
         scope: Literal["all", "workspace"] = "all",
-        exclude: list[str] | None = None,
+        exclude: Strings | None = None,
         memory: bool = False,
         progress: Progress | None = None,
     ) -> CheckpointInfo:
@@ -222,12 +227,12 @@ class AsyncSandbox:
 
     async def export_state(self, to: BinaryIO | str | Path | None = None) -> bytes | None:
         """The whole state as one self-contained file: returned, or streamed to `to`."""
-        return await blocking(keeping.export_state, self._held, to)
+        return await blocking(carrying.export_state, self._held, to)
 
     async def import_state(self, blob: bytes | BinaryIO | str | Path) -> RestoreReport:
         """Be what an exported state says; what was here before is replaced, or on any error untouched."""
         await self._link.close()
-        self.restore_report = await blocking(keeping.import_state, self._held, blob)
+        self.restore_report = await blocking(carrying.import_state, self._held, blob)
         return self.restore_report
 
     async def pause(self, comment: str | None = None, *, tag: str | None = None) -> CheckpointInfo:
@@ -239,9 +244,9 @@ class AsyncSandbox:
         self.restore_report = await blocking(pausing.resume, self._held, secrets, require)
         return self.restore_report
 
-    async def ports(self) -> list[int]:
+    async def ports(self) -> Numbers:
         """TCP ports that something inside listens on."""
-        found: list[int] = (await self._link.call("ports"))["ports"]
+        found: Numbers = (await self._link.call("ports"))["ports"]
         return found
 
     async def usage(self) -> dict[str, Any]:

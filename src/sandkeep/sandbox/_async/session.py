@@ -31,7 +31,7 @@ class AsyncHistory:
         self._link = link
 
     async def list(self) -> list[HistoryEntry]:
-        entries = (await self._link.call("history_list"))["entries"]
+        entries = (await self._link.call("history_list"))["history"]
         return [HistoryEntry(one["index"], one["command"], one["timestamp"]) for one in entries]
 
     async def clear(self) -> None:

@@ -1,0 +1,328 @@
+"""`sandkeep checkpoint …`: everything about saved states, without starting anything but what is restored."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import click
+from rich.progress import Progress
+from rich.tree import Tree
+
+from sandkeep.checkpoints import Store
+from sandkeep.checkpoints.lineage import Branch
+from sandkeep.cli.output import guarded, json_option, plain, screen, show, size, table, when
+from sandkeep.cli.sandbox import home_option
+from sandkeep.sandbox import Sandbox
+
+
+def store_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        click.option("--store", "url", help="A folder or s3://bucket/prefix [default: the home's own store]."),
+        click.option("--endpoint", help="An S3-compatible server's address."),
+        click.option("--region"),
+        home_option,
+    ):
+        function = option(function)
+    return function
+
+
+def opened(url: str | None, endpoint: str | None, region: str | None, home: Path | None, create: bool = False) -> Store:
+    return Store(url, endpoint=endpoint, region=region, home=home, create=create or url is None)
+
+
+@click.group()
+def checkpoint() -> None:
+    """Save, list, compare, read and restore checkpoints."""
+
+
+@checkpoint.command()
+@click.argument("sandbox")
+@click.option("--comment")
+@click.option("--tag")
+@click.option("--scope", type=click.Choice(["all", "workspace"]), default="all", show_default=True)
+@click.option("--exclude", multiple=True, help="gitignore syntax.")
+@click.option("--memory", is_flag=True, help="The memory of running processes too (runsc).")
+@home_option
+@json_option
+@guarded
+def create(
+    sandbox: str,
+    comment: str | None,
+    tag: str | None,
+    scope: Any,
+    exclude: tuple[str, ...],
+    memory: bool,
+    home: Path | None,
+    as_json: bool,
+) -> None:
+    """Save a sandbox's whole state; prints the checkpoint's id."""
+    sb = Sandbox.connect(sandbox, home=home)
+    with Watch("saving", as_json) as progress:
+        made = sb.checkpoint(
+            comment,
+            tag=tag,
+            scope=scope,
+            exclude=list(exclude) or None,
+            memory=memory,
+            progress=None if memory else progress,
+        )
+    show(made, True) if as_json else click.echo(made.id)
+
+
+class Watch:
+    """Progress on a terminal, for what takes long; silent elsewhere."""
+
+    def __init__(self, words: str, quiet: bool) -> None:
+        self._bar = Progress(console=screen, transient=True) if not quiet and sys.stderr.isatty() else None
+        self._task = self._bar.add_task(words, total=None) if self._bar else None
+
+    def __enter__(self) -> Callable[[str, int, int], None] | None:
+        if self._bar is None:
+            return None
+        self._bar.start()
+        return self._tell
+
+    def _tell(self, phase: str, entries: int, amount: int) -> None:
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, description=f"{phase}: {entries:,} entries, {size(amount)}")
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+@checkpoint.command("list")
+@click.option("--limit", type=int, default=100, show_default=True)
+@click.option("--tag")
+@store_options
+@json_option
+@guarded
+def list_(limit: int, tag: str | None, as_json: bool, **where: Any) -> None:
+    """The checkpoints of a store, newest first."""
+    columns = {
+        "id": lambda c: c.id, "time": lambda c: c.timestamp, "size": lambda c: size(c.size_bytes), "new": lambda c: size(c.new_bytes),
+        "tag": lambda c: c.tag or "", "comment": lambda c: c.comment or "",
+    }  # fmt: skip
+    with opened(**where) as store:
+        table(store.checkpoints(limit, tag), columns, as_json)
+
+
+@checkpoint.command()
+@store_options
+@json_option
+@guarded
+def tree(as_json: bool, **where: Any) -> None:
+    """Draw the lineage."""
+    with opened(**where) as store:
+        roots = store.tree()
+    if as_json:
+        click.echo(json.dumps(plain(roots)))
+        return
+    for root in roots:
+        drawn = Tree(_label(root))
+        _draw(drawn, root)
+        screen.print(drawn)
+
+
+def _label(branch: Branch) -> str:
+    node = branch.node
+    state = "" if node.state == "kept" else f"({node.state})"
+    words = [node.id, state, node.comment or "", f"[{node.tag}]" if node.tag else ""]
+    return " ".join(filter(None, words)).replace("[", "\\[")
+
+
+def _draw(at: Tree, branch: Branch) -> None:
+    for child in branch.children:
+        _draw(at.add(_label(child)), child)
+
+
+@checkpoint.command("show")
+@click.argument("id")
+@store_options
+@json_option
+@guarded
+def show_(id: str, as_json: bool, **where: Any) -> None:
+    """One checkpoint: what it holds, what was left out, its lineage."""
+    with opened(**where) as store:
+        found = plain(store.get(id))
+        found["lineage"] = [ancestor.id for ancestor in store.lineage(id)]
+        show(found, as_json)
+
+
+@checkpoint.command()
+@click.argument("a")
+@click.argument("b")
+@click.option("--times/--no-times", default=True, help="Count what only was touched.")
+@store_options
+@json_option
+@guarded
+def diff(a: str, b: str, times: bool, as_json: bool, **where: Any) -> None:
+    """What changed from one checkpoint to another."""
+    with opened(**where) as store:
+        table(
+            store.diff(a, b, times),
+            {"change": lambda c: c.change, "path": lambda c: c.path, "what": lambda c: " ".join(c.what)},
+            as_json,
+        )
+
+
+FILES = {
+    "mode": lambda f: f"{f.mode:o}", "owner": lambda f: f"{f.uid}:{f.gid}", "size": lambda f: str(f.size), "kind": lambda f: f.kind,
+    "modified": lambda f: when(f.mtime_ns / 1e9), "path": lambda f: f.path + (f" -> {f.target}" if f.target else ""),
+}  # fmt: skip
+
+
+@checkpoint.command()
+@click.argument("id")
+@click.argument("path", default="/")
+@store_options
+@json_option
+@guarded
+def ls(id: str, path: str, as_json: bool, **where: Any) -> None:
+    """List a folder as a checkpoint holds it."""
+    with opened(**where) as store:
+        table(store.ls(id, path), FILES, as_json)
+
+
+@checkpoint.command()
+@click.argument("id")
+@click.argument("path")
+@store_options
+@guarded
+def cat(id: str, path: str, **where: Any) -> None:
+    """Print a file of a checkpoint."""
+    with opened(**where) as store:
+        files, at = store.files(id), 0
+        while piece := files.read(path, at, 1 << 20):
+            sys.stdout.buffer.write(piece)
+            at += len(piece)
+
+
+@checkpoint.command()
+@click.argument("id")
+@click.argument("pattern")
+@store_options
+@json_option
+@guarded
+def find(id: str, pattern: str, as_json: bool, **where: Any) -> None:
+    """Find files of a checkpoint by a pattern such as '**/*.py'."""
+    with opened(**where) as store:
+        table(store.find(id, pattern), FILES, as_json)
+
+
+@checkpoint.command()
+@click.argument("id")
+@click.argument("to", type=Path)
+@click.option("--glob", "pattern", help="Only what matches.")
+@store_options
+@json_option
+@guarded
+def extract(id: str, to: Path, pattern: str | None, as_json: bool, **where: Any) -> None:
+    """Write files of a checkpoint into a folder of this machine."""
+    with opened(**where) as store:
+        show(store.extract(id, to, pattern), as_json)
+
+
+@checkpoint.command()
+@click.argument("id")
+@click.option("--sandbox", help="Into this one, in place [default: a new sandbox].")
+@click.option("--runtime", default="auto", show_default=True, type=click.Choice(["auto", "runc", "crun", "runsc"]))
+@click.option("--require", type=click.Choice(["memory", "relaunched", "files"]), default="files", show_default=True)
+@store_options
+@json_option
+@guarded
+def restore(id: str, sandbox: str | None, runtime: str, require: Any, as_json: bool, **where: Any) -> None:
+    """A sandbox that is what the checkpoint says; prints its id and how much came back."""
+    if sandbox is not None:
+        sb = Sandbox.attach(sandbox, home=where["home"])
+        sb.restore(id, require=require)
+    else:
+        sb = Sandbox(from_checkpoint=id, store=opened(**where), runtime=runtime, require=require, home=where["home"])
+    show({"id": sb.id, **plain(sb.restore_report)}, as_json)
+
+
+@checkpoint.command()
+@click.option("--quick", is_flag=True, help="Look at what is there, do not read all data.")
+@store_options
+@json_option
+@guarded
+def verify(quick: bool, as_json: bool, **where: Any) -> None:
+    """Read everything and name what is damaged, and which checkpoints suffer."""
+    with opened(**where) as store:
+        found = store.verify(read_data=not quick)
+    if as_json:
+        click.echo(json.dumps(plain(found)))
+    else:
+        for one in found:
+            click.echo(" ".join(f"{key}={value}" for key, value in plain(one).items()))
+        click.echo("all is well" if not found else f"{len(found)} damaged", err=bool(found))
+    sys.exit(5 if found else 0)
+
+
+@checkpoint.command()
+@click.argument("ids", nargs=-1)
+@click.option("--keep-last", type=int)
+@click.option("--keep-within", help="Such as 7d or 12h.")
+@click.option("--keep-tag", "keep_tags", multiple=True)
+@click.option("--max-bytes", help="Such as 10g.")
+@click.option("--dry-run", is_flag=True, help="Say what would go and what that frees.")
+@store_options
+@json_option
+@guarded
+def forget(
+    ids: tuple[str, ...], keep_last: int | None, keep_within: str | None, keep_tags: tuple[str, ...], max_bytes: str | None,
+    dry_run: bool, as_json: bool, **where: Any,
+) -> None:  # fmt: skip
+    """Forget checkpoints, by id or by rules; `sandkeep store gc` frees the space."""
+    with opened(**where) as store:
+        report = store.forget(
+            list(ids) or None,
+            keep_last=keep_last,
+            keep_within=keep_within,
+            keep_tags=keep_tags,
+            max_bytes=max_bytes,
+            dry_run=dry_run,
+        )
+    show(report, as_json)
+
+
+@checkpoint.command()
+@click.argument("name")
+@click.argument("id", required=False)
+@click.option("--remove", is_flag=True)
+@store_options
+@guarded
+def name(name: str, id: str | None, remove: bool, **where: Any) -> None:
+    """Give a checkpoint a movable name, or take the name away."""
+    with opened(**where) as store:
+        if remove:
+            store.unname(name)
+        elif id is None:
+            click.echo(store.get(name).id)
+        else:
+            store.name(name, id)
+
+
+@checkpoint.command()
+@click.argument("id")
+@click.argument("to", type=click.File("wb"))
+@store_options
+@guarded
+def export(id: str, to: BinaryIO, **where: Any) -> None:
+    """Write a checkpoint as one self-contained file (- for standard output)."""
+    with opened(**where) as store:
+        store.export(id, to)
+
+
+@checkpoint.command("import")
+@click.argument("file", type=click.File("rb"))
+@store_options
+@guarded
+def import_(file: BinaryIO, **where: Any) -> None:
+    """Take in an exported checkpoint; prints its id."""
+    with opened(**where, create=True) as store:
+        click.echo(store.import_(file))

@@ -1,0 +1,80 @@
+"""One connection to a guest, asyncio. Written by hand on both sides."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+CHUNK = 256 << 10
+
+
+class AsyncWire:
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._sender: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def connect(cls, run: Path) -> AsyncWire:
+        """To `guest.sock` in a folder whose path may be longer than a socket's address can be."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        folder = -1
+        try:
+            folder = os.open(run, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            await asyncio.get_running_loop().sock_connect(sock, f"/proc/self/fd/{folder}/guest.sock")
+        except BaseException:
+            sock.close()
+            raise
+        finally:
+            if folder >= 0:
+                os.close(folder)
+        return cls(sock)
+
+    @property
+    def stale(self) -> bool:
+        """An idle connection that has something to say has only its end to tell."""
+        return bool(select.select([self._sock], [], [], 0)[0])
+
+    async def send(self, data: bytes) -> None:
+        await asyncio.get_running_loop().sock_sendall(self._sock, data)
+
+    def feed(self, pieces: Iterator[bytes]) -> None:
+        """Send these while answers are received."""
+        self._sender = asyncio.create_task(self._send_all(pieces))
+
+    async def _send_all(self, pieces: Iterator[bytes]) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for piece in pieces:
+                await self.send(piece)
+
+    @property
+    def sending(self) -> bool:
+        return self._sender is not None and not self._sender.done()
+
+    async def receive(self, timeout: float | None) -> bytes:
+        """Some bytes; none at the end. TimeoutError when nothing comes in time."""
+        async with asyncio.timeout(timeout):
+            try:
+                data = await asyncio.get_running_loop().sock_recv(self._sock, CHUNK)
+            except ConnectionResetError:
+                return b""
+        if self._sender is not None and self._sender.done() and (error := self._sender.exception()):
+            raise error
+        return data
+
+    def end_sending(self) -> None:
+        self._sock.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        if self._sender is not None:
+            self._sender.cancel()
+        self._sock.close()
+
+
+async def sleep(seconds: float) -> None:
+    await asyncio.sleep(seconds)

@@ -1,0 +1,187 @@
+"""Requests to a guest. Connections are kept and reused; each carries one request at a time, so threads never share one."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Self
+
+from sandkeep.errors import GuestLied, SandboxDead, SandkeepError
+from sandkeep.runtime.link import protocol
+from sandkeep.runtime.link._async.io import AsyncWire, sleep
+
+QUICK = 60.0
+MOST_IDLE = 8
+
+
+class AsyncLink:
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._idle: list[AsyncWire] = []
+
+    async def call(self, op: str, **fields: Any) -> dict[str, Any]:
+        """One request, one quick answer."""
+        async with self.stream(op, fields, timeout=QUICK) as events:
+            async for _ in events:
+                pass
+            return events.result
+
+    def stream(
+        self,
+        op: str,
+        fields: dict[str, Any] | None = None,
+        *,
+        body: Iterable[bytes] | None = None,
+        timeout: float | None = QUICK,
+    ) -> AsyncExchange:
+        """One request whose answer comes in pieces; `timeout` is the longest silence."""
+        given = dict(fields or {})
+        if body is not None and op == "run":
+            given["stdin"] = True
+        return AsyncExchange(self, op, given, body, timeout)
+
+    async def tunnel(self, port: int, host: str = "127.0.0.1") -> tuple[AsyncWire, bytes]:
+        """A raw connection to a TCP port inside, and what it has said already."""
+        exchange = self.stream("connect", {"port": port, "host": host})
+        await exchange.__aenter__()
+        async for _ in exchange:
+            pass
+        return exchange.take_over()
+
+    async def ready(self, seconds: float, alive: Callable[[], bool]) -> dict[str, Any]:
+        """Wait until the guest answers; give up early when the sandbox has ended."""
+        deadline, looked = time.monotonic() + seconds, time.monotonic()
+        while True:
+            with contextlib.suppress(SandboxDead):
+                return await self.call("hello")
+            now = time.monotonic()
+            if now - looked > 0.05:
+                looked = now
+                if not alive():
+                    raise SandboxDead(
+                        "the sandbox ended while it was starting", "see log/console in its folder, or `sandkeep doctor`"
+                    )
+            if now > deadline:
+                raise SandboxDead(
+                    f"the guest did not answer in {seconds:.0f} s", "see log/console in the sandbox's folder"
+                )
+            await sleep(0.001)
+
+    async def close(self) -> None:
+        """Let go of idle connections; the link can be used again."""
+        while self._idle:
+            self._idle.pop().close()
+
+    async def acquire(self) -> AsyncWire:
+        while self._idle:
+            wire = self._idle.pop()
+            if not wire.stale:
+                return wire
+            wire.close()
+        try:
+            return await AsyncWire.connect(self._run)
+        except (FileNotFoundError, ConnectionRefusedError, ConnectionResetError, NotADirectoryError):
+            raise SandboxDead(
+                "the sandbox does not answer: it has ended, is paused, or is being changed", "look at its info()"
+            ) from None
+
+    def release(self, wire: AsyncWire) -> None:
+        if len(self._idle) < MOST_IDLE:
+            self._idle.append(wire)
+        else:
+            wire.close()
+
+
+class AsyncExchange:
+    """One request under way. Iterate its events; then `result` is the answer. Leaving early lets go of the request."""
+
+    result: dict[str, Any]
+
+    def __init__(
+        self, link: AsyncLink, op: str, fields: dict[str, Any], body: Iterable[bytes] | None, timeout: float | None
+    ) -> None:
+        self._link = link
+        self._op = op
+        self._fields = fields
+        self._body = body
+        self._timeout = timeout
+        self._reader = protocol.Reader()
+        self._wire: AsyncWire | None = None
+        self._done = False
+
+    async def __aenter__(self) -> Self:
+        wire = self._wire = await self._link.acquire()
+        try:
+            await wire.send(protocol.request(self._op, self._fields))
+            if self._body is not None:
+                wire.feed(protocol.body_frames(self._body))
+        except (BrokenPipeError, ConnectionResetError):
+            self._drop()
+            raise SandboxDead("the sandbox ended as it was asked", "look at its info()") from None
+        except BaseException:
+            self._drop()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        wire, self._wire = self._wire, None
+        if wire is None:
+            return
+        if self._done and self._reader.empty and not wire.sending:
+            self._link.release(wire)
+        else:
+            wire.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> tuple[str, Any]:
+        if self._done:
+            raise StopAsyncIteration
+        kind, value = await self._next()
+        if kind != "done":
+            return kind, value
+        self._done = True
+        self.result = protocol.answer(value)
+        raise StopAsyncIteration
+
+    async def first_json(self) -> dict[str, Any]:
+        """The first word of an answer that goes on."""
+        kind, value = await self._next()
+        if kind == "done":
+            self._done = True
+            protocol.answer(value)
+        if kind != "json":
+            raise GuestLied(f"the guest answered {self._op} with {kind}")
+        found: dict[str, Any] = value
+        return found
+
+    async def _next(self) -> tuple[str, Any]:
+        assert self._wire is not None
+        try:
+            while (event := self._reader.next()) is None:
+                data = await self._wire.receive(self._timeout)
+                if not data:
+                    raise SandboxDead("the sandbox ended, or was paused, while it answered", "look at its info()")
+                self._reader.feed(data)
+        except TimeoutError:
+            self._drop()
+            raise SandboxDead(
+                f"the guest did not answer {self._op} in {self._timeout:.0f} s", "kill this sandbox, or wait"
+            ) from None
+        except SandkeepError:
+            self._drop()
+            raise
+        return event
+
+    def take_over(self) -> tuple[AsyncWire, bytes]:
+        wire, self._wire = self._wire, None
+        assert wire is not None
+        return wire, self._reader.rest()
+
+    def _drop(self) -> None:
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None

@@ -1,0 +1,92 @@
+"""One connection to a guest, blocking, without threads. Written by hand on both sides."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+CHUNK = 256 << 10
+
+
+class Wire:
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._pieces: Iterator[bytes] | None = None
+        self._held = memoryview(b"")
+
+    @classmethod
+    def connect(cls, run: Path) -> Wire:
+        """To `guest.sock` in a folder whose path may be longer than a socket's address can be."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        folder = -1
+        try:
+            folder = os.open(run, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            sock.connect(f"/proc/self/fd/{folder}/guest.sock")
+        except BaseException:
+            sock.close()
+            raise
+        finally:
+            if folder >= 0:
+                os.close(folder)
+        return cls(sock)
+
+    @property
+    def stale(self) -> bool:
+        """An idle connection that has something to say has only its end to tell."""
+        return bool(select.select([self._sock], [], [], 0)[0])
+
+    def send(self, data: bytes) -> None:
+        self._sock.sendall(data)
+
+    def feed(self, pieces: Iterator[bytes]) -> None:
+        """Send these while answers are received."""
+        self._pieces = pieces
+
+    @property
+    def sending(self) -> bool:
+        return self._pieces is not None
+
+    def receive(self, timeout: float | None) -> bytes:
+        """Some bytes; none at the end. TimeoutError when nothing comes in time."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            writers = [self._sock] if self.sending else []
+            readable, writable, _ = select.select([self._sock], writers, [], left)
+            if not readable and not writable:
+                raise TimeoutError
+            if writable:
+                self._send_some()
+            if readable:
+                try:
+                    return self._sock.recv(CHUNK)
+                except ConnectionResetError:
+                    return b""
+
+    def _send_some(self) -> None:
+        if not self._held and self._pieces is not None:
+            piece = next(self._pieces, None)
+            if piece is None:
+                self._pieces = None
+                return
+            self._held = memoryview(piece)
+        try:
+            self._held = self._held[self._sock.send(self._held, socket.MSG_DONTWAIT) :]
+        except BlockingIOError:
+            pass
+        except (BrokenPipeError, ConnectionResetError):
+            self._pieces, self._held = None, memoryview(b"")
+
+    def end_sending(self) -> None:
+        self._sock.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+def sleep(seconds: float) -> None:
+    time.sleep(seconds)

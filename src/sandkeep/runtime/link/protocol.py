@@ -1,0 +1,96 @@
+"""Frames, pure: u32 big-endian length of what follows, u8 kind, payload. What a guest sends is bounded and never trusted."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from sandkeep.errors import GuestLied, SandkeepError, by_code
+
+JSON, STDOUT, STDERR, DATA, PART = range(5)
+KINDS = {STDOUT: "stdout", STDERR: "stderr", DATA: "data"}
+MAX_FRAME = (1 << 20) + (64 << 10)
+MAX_JSON = 32 << 20
+PIECE = 256 << 10
+_HEAD = struct.Struct("!IB")
+
+
+def request(op: str, fields: dict[str, Any]) -> bytes:
+    text = json.dumps({**fields, "op": op}, separators=(",", ":")).encode("ascii")
+    pieces = [text[at : at + (1 << 20)] for at in range(0, len(text), 1 << 20)]
+    return b"".join(frame(PART, piece) for piece in pieces[:-1]) + frame(JSON, pieces[-1])
+
+
+def frame(kind: int, payload: bytes) -> bytes:
+    return _HEAD.pack(len(payload) + 1, kind) + payload
+
+
+def body_frames(body: Iterable[bytes]) -> Iterator[bytes]:
+    """A request's data, cut to size, with the empty frame that ends it."""
+    for data in body:
+        for at in range(0, len(data), PIECE):
+            yield frame(DATA, bytes(data[at : at + PIECE]))
+    yield frame(DATA, b"")
+
+
+class Reader:
+    """Bytes in, events out: ("stdout" | "stderr" | "data", bytes), ("json", dict), and at the end ("done", dict)."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._parts: list[bytes] = []
+
+    def feed(self, data: bytes) -> None:
+        self._buffer += data
+
+    @property
+    def empty(self) -> bool:
+        return not self._buffer
+
+    def rest(self) -> bytes:
+        """What follows the last event, raw."""
+        rest = bytes(self._buffer)
+        self._buffer.clear()
+        return rest
+
+    def next(self) -> tuple[str, Any] | None:
+        while len(self._buffer) >= 5:
+            length, kind = _HEAD.unpack_from(self._buffer)
+            if not 1 <= length <= MAX_FRAME or kind > PART:
+                raise GuestLied(f"the guest sent a frame of {length} bytes of kind {kind}", "kill this sandbox")
+            if len(self._buffer) < 4 + length:
+                return None
+            payload = bytes(memoryview(self._buffer)[5 : 4 + length])
+            del self._buffer[: 4 + length]
+            if kind in KINDS:
+                return KINDS[kind], payload
+            self._parts.append(payload)
+            if sum(map(len, self._parts)) > MAX_JSON:
+                raise GuestLied(f"the guest's answer is larger than {MAX_JSON} bytes", "ask for less")
+            if kind == JSON:
+                value = decode(b"".join(self._parts))
+                self._parts = []
+                return ("done" if "ok" in value else "json"), value
+        return None
+
+
+def decode(text: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        raise GuestLied("the guest sent something that is not JSON", "kill this sandbox") from None
+    if not isinstance(value, dict):
+        raise GuestLied("the guest's answer is not an object", "kill this sandbox")
+    return value
+
+
+def answer(value: dict[str, Any]) -> dict[str, Any]:
+    """The answer without its mark, or the error that it is."""
+    if value.get("ok") is True:
+        return {name: inner for name, inner in value.items() if name != "ok"}
+    code, message = value.get("code"), value.get("message")
+    kind = by_code(code) if isinstance(code, str) else SandkeepError
+    more = {"errno": value["errno"]} if isinstance(value.get("errno"), int) else {}
+    raise kind(str(message)[:2000], **more)

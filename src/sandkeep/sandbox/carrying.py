@@ -1,0 +1,65 @@
+"""A sandbox's whole state as one self-contained file, and back. By way of a store of its own that is thrown away."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from pathlib import Path
+from typing import BinaryIO
+
+from sandkeep.checkpoints import Store
+from sandkeep.errors import BadArgument
+from sandkeep.model import RestoreReport
+from sandkeep.sandbox import keeping
+from sandkeep.sandbox.machine import Machine
+from sandkeep.sandbox.saving import take
+
+
+def export_state(machine: Machine, to: BinaryIO | str | Path | None = None) -> bytes | None:
+    """Returned as bytes, or streamed to `to`."""
+    with machine.held() as record:
+        machine.require_running(record)
+        taken = take(machine, record)
+        record.parent, record.parent_stack = None, []
+        with _store(machine) as store:
+            info = keeping.keep(machine, record, taken, store, remembered=False)
+            if to is not None:
+                store.export(info.id, to)
+                return None
+            blob = io.BytesIO()
+            store.export(info.id, blob)
+            return blob.getvalue()
+
+
+def import_state(machine: Machine, blob: bytes | BinaryIO | str | Path) -> RestoreReport:
+    """Verified whole before anything changes."""
+    if isinstance(blob, (bytes, bytearray, memoryview)):
+        blob = io.BytesIO(bytes(blob))
+    elif not isinstance(blob, (str, Path)) and not hasattr(blob, "read"):
+        raise BadArgument(
+            f"{type(blob).__name__} is not an exported state", "give bytes, a path or a file opened for reading"
+        )
+    with _store(machine) as store:
+        id = store.import_(blob)
+        with machine.held() as record:
+            return keeping.restore_from(machine, record, store, id, remembered=False)
+
+
+def _store(machine: Machine) -> Temporary:
+    return Temporary(machine.home.path / "cache")
+
+
+class Temporary:
+    """A store that exists for one block."""
+
+    def __init__(self, below: Path) -> None:
+        below.mkdir(parents=True, exist_ok=True)
+        self._folder = tempfile.TemporaryDirectory(prefix="carry-", dir=below)
+
+    def __enter__(self) -> Store:
+        self._store = Store(Path(self._folder.name) / "store", home=self._folder.name)
+        return self._store
+
+    def __exit__(self, *_: object) -> None:
+        self._store.close()
+        self._folder.cleanup()
