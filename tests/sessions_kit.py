@@ -19,11 +19,12 @@ import pytest
 from sqlalchemy import update
 
 from postgres import Postgres
-from sandkeep.sessions import Database, Hosts, Keeper, Reality, Scope, Session, Slept, Sweeper
+from sandkeep.sessions import Database, Hosts, Keeper, Log, Reality, Scope, Session, Slept, Sweeper
 from sandkeep.sessions.tables import servers, sessions
 
 T = TypeVar("T")
 ANN = Scope("ann")
+HOUR = 3600.0
 _template: str | None = None
 
 
@@ -179,3 +180,21 @@ async def until(true: Callable[[], bool]) -> None:
     """Poll; the test's own time-out ends it if it never comes."""
     while not true():
         await asyncio.sleep(0.01)
+
+
+async def running(world: World, keeper: Keeper, files: Files, id: str = "x", **fields: Any) -> None:
+    await keeper.create(id, ANN, files.make, **fields)
+
+
+async def idle(world: World, keeper: Keeper, files: Files, id: str = "x", **fields: Any) -> None:
+    await running(world, keeper, files, id, **fields)
+    world.age(id, HOUR)
+
+
+async def asleep(world: World, keeper: Keeper, files: Files, id: str = "x", **fields: Any) -> None:
+    await running(world, keeper, files, id, **fields)
+    await keeper.pause(id)
+
+
+def kinds(world: World, id: str = "x") -> list[str]:
+    return [event.kind for event in Log(world.db).events(id)]
