@@ -54,7 +54,7 @@ def info(path: str, found: os.stat_result) -> Dict[str, Any]:
 def stat(guest: Guest, conn: Connection, path: str, follow: bool, user: Who) -> Dict[str, Any]:
     path = guest.session.resolve(path)
     with _rights(guest, user):
-        return {"ok": True, **info(path, os.stat(path, follow_symlinks=follow))}
+        return {"ok": True, "entry": info(path, os.stat(path, follow_symlinks=follow))}
 
 
 def list_folder(guest: Guest, conn: Connection, path: str, depth: int, user: Who) -> Steps:
@@ -321,7 +321,7 @@ class Write(Task):
                 except OSError as error:
                     raise file_problem(error, self._path)
             self._aside = None
-        return {"ok": True, "size": self._size}
+        return {"ok": True, "size": self._size, "entry": info(self._path, os.fstat(self._fd))}
 
     def gone(self) -> None:
         if self._fd >= 0:

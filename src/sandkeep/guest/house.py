@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import os
-import random
 import signal
 import socket
 
 from . import people, proc
-from .problems import BAD_ARGUMENT, Problem
+from .problems import UNSUPPORTED, Problem
+from .wire import Task
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,6 +47,15 @@ def processes(guest: Guest, conn: Connection) -> Dict[str, Any]:
     return {"ok": True, "processes": guest.table.describe()}
 
 
+def process(guest: Guest, conn: Connection, pid: int) -> Dict[str, Any]:
+    return {"ok": True, **guest.table.tell(pid)}
+
+
+def kill_all(guest: Guest, conn: Connection) -> Dict[str, Any]:
+    """End every process but this one; answered when none is left."""
+    return {"ok": True, "killed": proc.end_others()}
+
+
 def stop_all(guest: Guest, conn: Connection) -> Dict[str, Any]:
     guest.stopped |= proc.stop_others()
     return {"ok": True, "stopped": len(guest.stopped)}
@@ -85,12 +92,16 @@ def env_unset(guest: Guest, conn: Connection, names: List[str]) -> Dict[str, Any
 
 
 def session_get(guest: Guest, conn: Connection) -> Dict[str, Any]:
-    return {"ok": True, **guest.session.get()}
+    return {"ok": True, **guest.session.get(), "withheld": guest.session.withheld()}
 
 
 def session_set(guest: Guest, conn: Connection, **parts: Any) -> Dict[str, Any]:
     guest.session.set(**parts)
-    return OK
+    return {"ok": True, "user": guest.session.person.name}
+
+
+def secrets_get(guest: Guest, conn: Connection) -> Dict[str, Any]:
+    return {"ok": True, "secrets": guest.session.secrets}
 
 
 def secrets_set(guest: Guest, conn: Connection, secrets: Dict[str, str]) -> Dict[str, Any]:
@@ -102,8 +113,11 @@ def user_default(guest: Guest, conn: Connection, user: Optional[Union[str, int]]
     """Tell the session's user, or change it first."""
     session = guest.session
     if user is not None:
-        session.set(None, None, None, None, user)
-        session.set_env(session.person.environment())
+        person = session.choose(user)
+        if not people.usable(person):
+            raise Problem(UNSUPPORTED, "user {} can't be used in this sandbox".format(person.name))
+        session.person = person
+        session.set_env(person.environment())
     return {"ok": True, "user": session.person.name, "uid": session.person.uid, "gid": session.person.gid, "home": session.person.home}
 
 
@@ -117,13 +131,9 @@ def usage(guest: Guest, conn: Connection) -> Dict[str, Any]:
 
 def reseed(guest: Guest, conn: Connection, seed: str, hostname: Optional[str], machine_id: Optional[str]) -> Dict[str, Any]:
     """After a fork or restore: no two sandboxes draw the same numbers or carry the same name. Tells what could be done."""
-    try:
-        salt = base64.b64decode(seed, validate=True)
-    except (binascii.Error, ValueError):
-        raise Problem(BAD_ARGUMENT, "seed must be base64")
+    salt = os.fsencode(seed)
     done: Dict[str, Any] = {"ok": True}
     done["urandom"] = _try(lambda: _put("/dev/urandom", salt, os.O_WRONLY))
-    random.seed(salt + os.urandom(32))
     if hostname is not None:
         done["hostname"] = _try(lambda: socket.sethostname(hostname)) if os.getpid() == 1 else False
         done["hostname_file"] = _try(lambda: _put("/etc/hostname", os.fsencode(hostname) + b"\n")) if os.getpid() == 1 else False
@@ -148,9 +158,39 @@ def _put(path: str, data: bytes, flags: int = os.O_WRONLY | os.O_CREAT | os.O_TR
         os.close(fd)
 
 
+class Hold(Task):
+    """While its client stays, every other request that could change something waits."""
+
+    def __init__(self, guest: Guest, conn: Connection) -> None:
+        self._guest = guest
+        self._conn = conn
+        conn.task = self
+        guest.holders.add(self)
+        conn.send_json(facts(guest))
+
+    def gone(self) -> None:
+        self._guest.release(self)
+
+
+def facts(guest: Guest) -> Dict[str, Any]:
+    """What a save point needs to know of this instant. Idle: nobody but the guest can hold a file open."""
+    session = guest.session
+    return {
+        "session": session.get(),
+        "withheld": session.withheld(),
+        "processes": guest.table.describe(),
+        "idle": not proc.others() and not guest.file_tasks(),
+        "shared_maps": proc.shared_maps(),
+    }
+
+
+def hold(guest: Guest, conn: Connection) -> None:
+    Hold(guest, conn)
+
+
 def sleep(guest: Guest, conn: Connection) -> None:
     """Answer, then close every socket and forget the secrets, until the file "wake" appears."""
-    conn.finish(OK)
+    conn.finish({"ok": True, **facts(guest)})
     guest.loop.later(0, guest.sleep)
 
 

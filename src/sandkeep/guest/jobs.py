@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import traceback
 
 from .problems import Problem, file_problem
 from .wire import Task
@@ -27,6 +26,8 @@ def outcome(call: Callable[[], Any]) -> Any:
     except OSError as error:
         return file_problem(error).answer()
     except Exception as error:
+        import traceback  # rarely needed, and not small
+
         traceback.print_exc(file=sys.stderr)
         return {"ok": False, "code": "GUEST_FAILED", "message": repr(error)[:1000], "errno": None}
 

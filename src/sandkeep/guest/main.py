@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 
-from . import ops, proc, spawn
+from . import files, house, jobs, ops, proc, spawn
 from .loop import READ, Loop
 from .processes import Table
 from .session import Session
@@ -17,7 +17,7 @@ from .wire import Connection
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Optional, Set
+    from typing import Any, Dict, List, Optional, Set, Tuple
 
 RUN = "/.sandkeep/run"
 _WAKE_POLL = 0.02
@@ -34,6 +34,8 @@ class Guest:
         self.boot = os.urandom(16).hex()
         self.wake_token: Optional[str] = None
         self.stopped: Set[int] = set()
+        self.holders: Set[house.Hold] = set()
+        self._waiting: List[Tuple[Connection, Dict[str, Any]]] = []
         self._runs = 0
         self._listener: Optional[socket.socket] = None
         self._clients: Set[Connection] = set()
@@ -79,7 +81,23 @@ class Guest:
             self.loop.change(self._listener.fileno(), READ)
 
     def _serve(self, conn: Connection, request: Dict[str, Any]) -> None:
-        ops.serve(self, conn, request)
+        if self.holders and request.get("op") in ops.HELD:
+            conn.pause(True)
+            self._waiting.append((conn, request))
+        else:
+            ops.serve(self, conn, request)
+
+    def release(self, holder: house.Hold) -> None:
+        self.holders.discard(holder)
+        if not self.holders:
+            waiting, self._waiting = self._waiting, []
+            for conn, request in waiting:
+                if not conn.closed:
+                    ops.serve(self, conn, request)
+                    conn.pause(False)
+
+    def file_tasks(self) -> bool:
+        return any(isinstance(conn.task, (files.Read, files.Write, jobs.Job)) for conn in self._clients)
 
     def _close(self) -> None:
         if self._listener is not None:

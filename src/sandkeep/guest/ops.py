@@ -67,6 +67,8 @@ OPS: Dict[str, Tuple[Callable[..., Any], Schema]] = {
     "close_stdin": (runs.close_stdin, {"pid": (_PID, REQUIRED)}),
     "resize": (runs.resize, {"pid": (_PID, REQUIRED), "cols": (_CELLS, REQUIRED), "rows": (_CELLS, REQUIRED)}),
     "list": (house.processes, {}),
+    "process": (house.process, {"pid": (_PID, REQUIRED)}),
+    "kill_all": (house.kill_all, {}),
     "stop_all": (house.stop_all, {}),
     "cont_all": (house.cont_all, {}),
     # session
@@ -78,6 +80,7 @@ OPS: Dict[str, Tuple[Callable[..., Any], Schema]] = {
     "session_get": (house.session_get, {}),
     "session_set": (house.session_set, {
         "env": (environment, None), "cwd": (path, None), "shell": (mapping, None), "history": (_list, None), "user": (user, None)}),
+    "secrets_get": (house.secrets_get, {}),
     "secrets_set": (house.secrets_set, {"secrets": (environment, REQUIRED)}),
     "user_default": (house.user_default, {"user": (user, None)}),
     # files
@@ -99,9 +102,17 @@ OPS: Dict[str, Tuple[Callable[..., Any], Schema]] = {
     "connect": (tunnel.connect, {"port": (integer(1, 65535), REQUIRED), "host": (text, "127.0.0.1")}),
     "usage": (house.usage, {}),
     "reseed": (house.reseed, {"seed": (text, REQUIRED), "hostname": (text, None), "machine_id": (text, None)}),
+    "hold": (house.hold, {}),
     "sleep": (house.sleep, {}),
     "shutdown": (house.shutdown, {}),
 }  # fmt: skip
+
+
+# What a hold keeps waiting: whatever may change files, processes or the session.
+HELD = frozenset(
+    "run start stdin close_stdin resize signal history_clear env_set env_unset file_write file_mkdir file_move file_remove "
+    "file_chmod file_chown file_symlink file_read file_watch connect".split()
+)
 
 
 def serve(guest: Guest, conn: Connection, request: Dict[str, Any]) -> None:

@@ -117,6 +117,35 @@ def others() -> Set[int]:
     return {pid for pid in pids if pid != me and not rows[pid].ended}
 
 
+def end_others() -> int:
+    ended: Set[int] = set()
+    until = time.monotonic() + _STOPPING
+    while True:
+        pids = others()
+        if not pids:
+            return len(ended)
+        if time.monotonic() > until:
+            raise Problem(BUSY, "processes {} do not end".format(sorted(pids)[:10]))
+        kill(pids, signal.SIGKILL)
+        ended |= pids
+        time.sleep(0.001)
+
+
+def shared_maps() -> bool:
+    """Whether any process writes to a file through a shared mapping."""
+    return any(_as_owner(pid, lambda pid=pid: _shares(pid), True) for pid in others())  # type: ignore[misc]
+
+
+def _shares(pid: int) -> bool:
+    with open("/proc/{}/maps".format(pid), "rb") as source:
+        for line in source:
+            words = line.split(None, 5)
+            if words[1][1:2] == b"w" and words[1][3:4] == b"s" and len(words) > 5 and words[5].startswith(b"/"):
+                if not words[5].startswith((b"/memfd:", b"/dev/", b"/SYSV")):
+                    return True
+    return False
+
+
 def stop_others() -> Set[int]:
     """Stop every process that runs, until nobody does; those that were stopped already are not among the answer."""
     stopped: Set[int] = set()

@@ -252,10 +252,16 @@ class Table:
                     output.ring.shrink(0)
 
     def describe(self) -> List[Dict[str, Any]]:
-        held = proc.ports_by_pid()
-        rows = proc.table() if held else {}
-        told = []
-        for process in self._processes.values():
-            pids = proc.descendants({process.pid}, rows) if held else set()
-            told.append(process.describe(sorted({port for pid in pids for port in held.get(pid, ())})))
-        return told
+        return _with_ports(list(self._processes.values()))
+
+    def tell(self, pid: int) -> Dict[str, Any]:
+        return _with_ports([self.find(pid)])[0]
+
+
+def _with_ports(processes: List[Process]) -> List[Dict[str, Any]]:
+    held = proc.ports_by_pid() if processes else {}
+    told = []
+    for process in processes:
+        pids = proc.tree(process.root, process.run) if held else set()
+        told.append(process.describe(sorted({port for pid in pids for port in held.get(pid, ())})))
+    return told

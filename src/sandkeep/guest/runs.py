@@ -11,6 +11,7 @@ import termios
 from . import frames, proc
 from .problems import BAD_ARGUMENT, PROCESS_NOT_FOUND, Problem
 from .processes import STREAMS, Follower, Process
+from .shell import quote
 from .spawn import BLOB, HISTORY, spawn
 from .streams import Input
 from .wire import Task
@@ -84,7 +85,8 @@ class Follow(Task, Follower):
             process.input.on_room = None
         if not process.background:
             self._guest.table.forget(process)
-        told = {"truncated": self._truncated, "dropped": _by_name(self._dropped), "positions": _by_name(self.at)}
+        missed = {stream: count for stream, count in self._dropped.items() if count}
+        told = {"truncated": self._truncated, "dropped": _by_name(missed), "positions": _by_name(self.at)}
         self._conn.finish({"ok": True, **process.result(), **told})
 
     def frame(self, kind: int, payload: bytes) -> None:
@@ -184,7 +186,9 @@ class Plan:
         self.given = env or {}
         self.env = {**session.environment(self.person, self.given), proc.MARK: self.run}
         self.cwd = session.folder(cwd)
-        shown: Dict[str, Any] = {"argv": [session.masked(word) for word in argv]} if code is None else {"code": session.masked(code)}
+        words = argv if code is None else [argv[0], "-c", code]
+        line = " ".join(map(quote, argv)) if code is None else code
+        shown: Dict[str, Any] = {"argv": [session.masked(word) for word in words], "code": session.masked(line)}
         given = {name: value for name, value in self.given.items() if session.masked(value) == value}
         self.about = {**shown, "cwd": self.cwd, "env": given, "user": self.person.name, "tag": tag, "pty": False}
 

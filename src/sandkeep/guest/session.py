@@ -37,7 +37,7 @@ class History:
 
     def entries(self) -> List[Dict[str, Any]]:
         self._sync()
-        return [{"index": at, "command": command, "time": when} for at, (command, when) in enumerate(self._entries, 1)]
+        return [{"index": at, "command": command, "timestamp": when} for at, (command, when) in enumerate(self._entries, 1)]
 
     def add(self, command: str) -> None:
         self._sync()
@@ -68,7 +68,7 @@ class Session:
         self.secrets: Dict[str, str] = {}
         self.state = State()
         self.person = people.default()
-        self.env: Dict[str, str] = {"PATH": people.PATH, "LANG": "C.UTF-8", **self.person.environment()}
+        self.env = _begin(self.person)
         self.cwd = next((p for p in (WORKSPACE, self.person.home) if os.path.isdir(p)), "/")
 
     def choose(self, user: Optional[Union[str, int]]) -> Person:
@@ -128,46 +128,62 @@ class Session:
     def _tells(self, value: str) -> bool:
         return self.masked(value) != value
 
-    def clean(self) -> List[str]:
-        """Drop every variable and function that holds a secret's value; gives the names of what was dropped."""
-        dropped = [name for name, value in self.env.items() if self._tells(value)]
-        dropped += [name for name, value in self.state.variables.items() if self._tells(value)]
+    def withheld(self) -> List[str]:
+        """Names of the variables (and "functions", "aliases") that hold a secret's value."""
+        names = {name for name, value in self.env.items() if self._tells(value)}
+        names |= {name for name, value in self.state.variables.items() if self._tells(value)}
+        return sorted(names | {part for part in ("functions", "aliases") if self._tells(getattr(self.state, part))})
+
+    def clean(self) -> None:
+        """Drop what is withheld."""
+        dropped = self.withheld()
         self.unset_env(dropped)
         for part in ("functions", "aliases"):
-            if self._tells(getattr(self.state, part)):
+            if part in dropped:
                 setattr(self.state, part, "")
-                dropped.append(part)
-        return dropped
 
     def get(self) -> Dict[str, Any]:
-        """All that makes the session, without secrets; what had to be left out is named."""
+        """All that makes the session, without secrets; set takes it back."""
         env, state = dict(self.env), self.state
         self.state = State(dict(state.variables), state.functions, state.aliases, state.options)
         try:
-            withheld = self.clean()
-            shell = self.state.as_dict()
-            return {"env": self.env, "cwd": self.cwd, "shell": shell, "history": self.history.entries(),
-                    "user": self.person.name, "withheld": sorted(set(withheld))}  # fmt: skip
+            self.clean()
+            return {"env": self.env, "cwd": self.cwd, "shell": self.state.as_dict(), "history": self.history.entries(),
+                    "user": self.person.name}  # fmt: skip
         finally:
             self.env, self.state = env, state
 
     def set(self, env: Optional[Dict[str, str]], cwd: Optional[str], shell: Optional[Dict[str, Any]],
             history: Optional[List[Any]], user: Optional[Union[str, int]]) -> None:  # fmt: skip
-        """Become what get told, part by part; nothing is changed if any part is wrong."""
-        person = self.choose(user)
-        if not people.usable(person):
-            raise Problem(BAD_ARGUMENT, "user {} can't be used in this sandbox".format(person.name))
+        """Become what get told; nothing is changed if any part is wrong.
+
+        With shell it is a whole session and env replaces all; without, env is laid over what every session begins with. A user
+        that can't be used here gives way to the default one.
+        """
+        person = self.person if user is None else _usable(user)
         if cwd is not None and not cwd.startswith("/"):
             raise Problem(BAD_ARGUMENT, "cwd must be an absolute path")
         state = self.state if shell is None else _state(shell)
         entries = None if history is None else [_entry(entry) for entry in history]
         self.person, self.state = person, state
         if env is not None:
-            self.env = dict(env)
+            self.env = dict(env) if shell is not None else {**_begin(person), **env}
         if cwd is not None:
             self.cwd = cwd
         if entries is not None:
             self.history.replace(entries)
+
+
+def _begin(person: Person) -> Dict[str, str]:
+    return {"PATH": people.PATH, "LANG": "C.UTF-8", **person.environment()}
+
+
+def _usable(user: Union[str, int]) -> Person:
+    try:
+        person = people.lookup(user)
+    except Problem:
+        return people.default()
+    return person if people.usable(person) else people.default()
 
 
 def _state(shell: Dict[str, Any]) -> State:
@@ -178,6 +194,6 @@ def _state(shell: Dict[str, Any]) -> State:
 
 
 def _entry(entry: Any) -> Tuple[str, float]:
-    if not isinstance(entry, dict) or not isinstance(entry.get("time"), (int, float)):
-        raise Problem(BAD_ARGUMENT, "history must be a list of objects with command and time")
-    return text("command", entry.get("command")), float(entry["time"])
+    if not isinstance(entry, dict) or not isinstance(entry.get("timestamp"), (int, float)):
+        raise Problem(BAD_ARGUMENT, "history must be a list of objects with command and timestamp")
+    return text("command", entry.get("command")), float(entry["timestamp"])

@@ -86,7 +86,7 @@ class Shell:
             body = _BASH_SAVE if self.bash else _SH_SAVE
             if self.bash:
                 parts.append("builtin printf '%s\\0%s\\0' \"$SHELLOPTS\" \"$BASHOPTS\" >&{}\n".format(BLOB))
-            parts.append("trap {} EXIT\n".format(_quote(body)))
+            parts.append("trap {} EXIT\n".format(quote(body)))
         parts.append("unset __sk\n" if self.bash else "")
         parts.append(_HISTORY)
         parts += state.variables.values()
@@ -95,7 +95,7 @@ class Shell:
         for line in _LOUD:
             quiet = quiet.replace(line + "\n", "")
         parts += [state.functions, state.aliases, quiet]
-        parts.append("eval {}\n".format(_quote(loud + code)))
+        parts.append("eval {}\n".format(quote(loud + code)))
         if save:
             parts.append("{{ set -- $?; {}; set +vx; }} 2>/dev/null; exit $1\n".format(body))
         return os.fsencode("".join(parts)) + (b"\0" if self.bash else b"")
@@ -122,7 +122,7 @@ class Shell:
         return env, State(kept, os.fsdecode(functions), os.fsdecode(aliases), options), os.fsdecode(folder)
 
 
-def _quote(text: str) -> str:
+def quote(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"
 
 

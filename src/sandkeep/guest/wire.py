@@ -71,6 +71,8 @@ class Connection:
 
     def pause(self, paused: bool) -> None:
         """Stop or go on taking frames from the client."""
+        if self.closed:
+            return
         self._paused = paused
         self._remask()
         if not paused:
