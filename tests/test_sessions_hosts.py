@@ -16,7 +16,7 @@ from sandkeep.errors import (
     StoreUnreachable,
 )
 from sandkeep.sessions import SessionState
-from sessions_kit import HOUR, World, asleep, idle, kinds, run, running
+from sessions_kit import ANN, HOUR, World, asleep, idle, kinds, run, running
 
 pytest_plugins = ["postgres", "sessions_kit"]
 
