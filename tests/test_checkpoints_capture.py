@@ -339,8 +339,9 @@ def test_links_made_and_broken_since_are_said_by_the_layer(tmp_path: Path) -> No
 def test_links_of_a_replaced_folder_are_forgotten(tmp_path: Path) -> None:
     first = fill(tmp_path / "first", {"d/a": b"one" * 50, "keep/a": b"two" * 50})
     os.link(first / "d/a", first / "b")
-    os.link(first / "keep/a", first / "keep/b")
-    second = fill(tmp_path / "second", {"d/a": b"one" * 50})
+    for name in ("b", "c"):
+        os.link(first / "keep/a", first / "keep" / name)
+    second = fill(tmp_path / "second", {"d/a": b"one" * 50, "keep/c": b"two" * 50})
     os.setxattr(second / "d", "user.overlay.opaque", b"y")
     with open_repo(tmp_path) as repo:
         one = save(repo, first)
@@ -348,6 +349,7 @@ def test_links_of_a_replaced_folder_are_forgotten(tmp_path: Path) -> None:
         unpack(repo, two.id, tmp_path / "out")
     assert os.stat(tmp_path / "out/d/a").st_nlink == os.stat(tmp_path / "out/b").st_nlink == 1
     assert os.path.samefile(tmp_path / "out/keep/a", tmp_path / "out/keep/b")
+    assert os.stat(tmp_path / "out/keep/c").st_nlink == 1
 
 
 # scope and exclusions

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from sandkeep.checkpoints import nodes, records
 from sandkeep.checkpoints.capture import load_record
-from sandkeep.checkpoints.nodes import DIR, FILE, HOLE, INLINE, Entry
+from sandkeep.checkpoints.nodes import DIR, FILE, INLINE, Entry
 from sandkeep.errors import CheckpointNotFound, Corrupt, NotFound
 from sandkeep.store.repository import Repository
 
@@ -28,6 +28,7 @@ def verify(
     check = _Check(repo)
     for problem in repo.verify(read_data, progress):
         check.add(problem.object, problem.what, problem.blobs)
+    seen = len(check.damages)
     for checkpoint in repo.list_records(records.KIND, full=True):
         try:
             record = load_record(repo, checkpoint)
@@ -40,9 +41,20 @@ def verify(
             found = check.blobs(loose)
             for root in (record.root, *record.attachments.values()):
                 found |= check.tree(root)
-        for number in found:
+        for number in found if _is_there(repo, checkpoint) else ():
             check.damages[number].checkpoints.append(checkpoint)
-    return check.damages
+    return [damage for number, damage in enumerate(check.damages) if number < seen or damage.checkpoints]
+
+
+def _is_there(repo: Repository, checkpoint: str) -> bool:
+    """Whether it was not forgotten, and what it needs collected, while we looked."""
+    try:
+        repo.get_record(records.KIND, checkpoint)
+    except NotFound:
+        return False
+    except Corrupt:
+        pass
+    return True
 
 
 class _Check:
@@ -101,7 +113,7 @@ class _Check:
             for entry in entries:
                 if entry.kind == FILE and entry.size > INLINE:
                     wanted += nodes.segment_ids(entry)
-                    wanted += [blob for blob in nodes.chunk_ids(entry, read) if blob != HOLE]
+                    wanted += [blob for _, blob in nodes.data_chunks(entry, read)]
         except (Corrupt, NotFound) as error:
             last = asked[-1] if asked else folder.node
             number = self._bad.get(last)

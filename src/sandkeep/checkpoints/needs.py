@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sandkeep.checkpoints import nodes
-from sandkeep.checkpoints.nodes import DIR, FILE, HOLE, INLINE, Entry
+from sandkeep.checkpoints.nodes import DIR, FILE, INLINE, Entry
 from sandkeep.checkpoints.records import Record
 from sandkeep.store.repository import Repository
 
@@ -50,4 +50,4 @@ def _folder(repo: Repository, folder: Entry, found: dict[bytes, bytes], below: l
             below.append(entry)
         elif entry.kind == FILE and entry.size > INLINE:
             yield from nodes.segment_ids(entry)
-            yield from (blob for blob in nodes.chunk_ids(entry, repo.read) if blob != HOLE)
+            yield from (blob for _, blob in nodes.data_chunks(entry, repo.read))

@@ -9,7 +9,7 @@ many entries is `[2, parts]`: its rows are cut where the hash of a name says so,
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -113,7 +113,7 @@ def load(folder: Entry, read: Read) -> list[Entry]:
         below = (sum(e.size for e in entries), len(entries) + sum(e.below for e in entries))
         if below != (folder.size, folder.below):
             raise ValueError("what it holds does not add up to what its parent says")
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, IndexError, msgpack.UnpackException) as error:
         raise Corrupt(
             f"directory node {node.hex()} is malformed: {error}", "run verify to see which checkpoints suffer"
         )
@@ -232,10 +232,9 @@ def chunk_ids(entry: Entry, read: Read, first: int = 0, last: int | None = None)
     if total <= DIRECT:
         return split_ids(entry.data)[first:last]
     ids: list[bytes] = []
-    for number, segment in enumerate(split_ids(entry.data)):
+    for number in range(first // SEGMENT, -(-last // SEGMENT)):
+        segment = entry.data[32 * number : 32 * number + 32]
         low, high = number * SEGMENT, min((number + 1) * SEGMENT, total)
-        if high <= first or low >= last:
-            continue
         packed = bytes(32 * (high - low)) if segment == HOLE else read(segment)
         if len(packed) != 32 * (high - low):
             raise Corrupt(
@@ -243,6 +242,20 @@ def chunk_ids(entry: Entry, read: Read, first: int = 0, last: int | None = None)
             )
         ids += split_ids(packed)[max(first - low, 0) : last - low]
     return ids
+
+
+def data_chunks(entry: Entry, read: Read) -> Iterator[tuple[int, bytes]]:
+    """(number, id) of a file's chunks that are not holes, without ever holding a list of all."""
+    total = chunk_count(entry.size)
+    if entry.size <= INLINE:
+        return
+    step = total if total <= DIRECT else SEGMENT
+    for first in range(0, total, step):
+        if total > DIRECT and entry.data[32 * (first // SEGMENT) : 32 * (first // SEGMENT) + 32] == HOLE:
+            continue
+        for number, blob in enumerate(chunk_ids(entry, read, first, first + step), first):
+            if blob != HOLE:
+                yield number, blob
 
 
 def segment_ids(entry: Entry) -> list[bytes]:

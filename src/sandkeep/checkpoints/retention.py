@@ -16,7 +16,7 @@ from sandkeep.checkpoints import records
 from sandkeep.checkpoints.capture import load_record
 from sandkeep.checkpoints.needs import needed
 from sandkeep.checkpoints.records import Record
-from sandkeep.errors import BadArgument, CheckpointNotFound, Corrupt, StateConflict
+from sandkeep.errors import BadArgument, CheckpointNotFound, Corrupt, NotFound, StateConflict
 from sandkeep.model import CheckpointInfo
 from sandkeep.store.repository import Repository
 
@@ -160,25 +160,35 @@ def live(repo: Repository, without: Collection[str] = ()) -> Callable[[], Iterat
                 record = load_record(repo, checkpoint)
             except CheckpointNotFound:
                 continue
-            try:
-                yield from needed(repo, record, seen)
-            except Corrupt as error:
-                raise Corrupt(f"checkpoint {checkpoint} is damaged: {error.message}", "forget it, then collect again")
+            yield from _needed_if_there(repo, record, seen)
 
     return blobs
+
+
+def _needed_if_there(repo: Repository, record: Record, seen: set[bytes]) -> Iterator[bytes]:
+    """What a checkpoint needs, unless it is forgotten and collected meanwhile."""
+    try:
+        yield from needed(repo, record, seen)
+    except (Corrupt, NotFound) as error:
+        try:
+            load_record(repo, record.id)
+        except CheckpointNotFound:
+            seen.clear()  # some directories in it were not looked into
+            return
+        raise Corrupt(f"checkpoint {record.id} is damaged: {error.message}", "forget it, then collect again")
 
 
 def shares(repo: Repository, going: Sequence[str], staying: Iterable[Record]) -> list[int]:
     """For each of `going`, in this order, the stored bytes nobody needs once it and those before it are gone."""
     seen: set[bytes] = set()
-    kept = {blob for record in staying for blob in needed(repo, record, seen)}
+    kept = {blob for record in staying for blob in _needed_if_there(repo, record, seen)}
     freed: list[int] = []
     for checkpoint in reversed(going):
         found: set[bytes] = set()
         try:
             found.update(blob for blob in needed(repo, load_record(repo, checkpoint), seen) if blob not in kept)
-        except Corrupt:
-            pass  # what is damaged can't be counted; it can be forgotten all the same
+        except (Corrupt, NotFound):
+            pass  # what is damaged or gone can't be counted; it can be forgotten all the same
         kept |= found
         freed.append(sum(place.stored * place.length // max(place.raw, 1) for place in repo.index.places(list(found))))
     return freed[::-1]

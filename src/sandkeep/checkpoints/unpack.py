@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from sandkeep.checkpoints import plan as planning
@@ -16,7 +17,7 @@ from sandkeep.checkpoints.base import Base
 from sandkeep.checkpoints.capture import load_list, load_record
 from sandkeep.checkpoints.layerfiles import LayerFiles
 from sandkeep.checkpoints.merge import Progress
-from sandkeep.checkpoints.nodes import CHUNK, HOLE, INLINE, Entry, chunk_count, chunk_ids
+from sandkeep.checkpoints.nodes import CHUNK, INLINE, chunk_count, data_chunks
 from sandkeep.checkpoints.plan import OutOfReach, Plan
 from sandkeep.errors import BadArgument, Corrupt, NotFound, StoreFull
 from sandkeep.store.repository import Repository
@@ -105,8 +106,8 @@ def _write(
     try:
         linked = _links(plan)
         plan.files = [item for item in plan.files if item[0] not in linked]
+        _check_room(repo, root, plan, limit)
         wanted, holey = _wanted(repo, plan)
-        _check_room(root, plan, wanted, limit)
         layer = LayerFiles(root, plan.files, holey, progress)
         try:
             layer.make_folders([path for path, _ in plan.folders])
@@ -144,25 +145,29 @@ def _wanted(repo: Repository, plan: Plan) -> tuple[dict[bytes, list[tuple[int, i
     holey: set[int] = set()
     for number, (_, entry) in enumerate(plan.files):
         if entry.size > INLINE:
-            for chunk, blob in enumerate(chunk_ids(entry, repo.read)):
-                if blob == HOLE:
-                    holey.add(number)
-                else:
-                    wanted.setdefault(blob, []).append((number, chunk))
+            placed = 0
+            for chunk, blob in data_chunks(entry, repo.read):
+                wanted.setdefault(blob, []).append((number, chunk))
+                placed += 1
+            if placed < chunk_count(entry.size):
+                holey.add(number)
     return wanted, holey
 
 
-def _check_room(root: int, plan: Plan, wanted: dict[bytes, list[tuple[int, int]]], limit: int | None) -> None:
-    def dense(entry: Entry) -> int:
-        return 0 if entry.flag else chunk_count(entry.size) * CHUNK if entry.size > CHUNK else entry.size
-
-    total = sum(e.size for _, e in plan.files)
+def _check_room(repo: Repository, root: int, plan: Plan, limit: int | None) -> None:
+    """Before anything that grows with what the checkpoint says of itself."""
+    total = sum(entry.size for _, entry in plan.files)
     if limit is not None and total > limit:
         raise StoreFull(f"the checkpoint holds {total} bytes, the limit is {limit}", "raise the disk limit")
     room = os.fstatvfs(root)
-    sparse = CHUNK * sum(plan.files[number][1].flag for places in wanted.values() for number, _ in places)
-    need = sparse + sum(dense(e) for _, e in plan.files)
-    if need > room.f_bavail * room.f_frsize or (room.f_files and len(plan) > room.f_favail):
+    free = room.f_bavail * room.f_frsize
+    need = sum(entry.size for _, entry in plan.files if not entry.flag)
+    for _, entry in plan.files:
+        if entry.flag:
+            need += CHUNK * sum(1 for _ in islice(data_chunks(entry, repo.read), max(0, free - need) // CHUNK + 2))
+        if need > free:
+            break
+    if need > free or (room.f_files and len(plan) > room.f_favail):
         raise StoreFull(
-            f"{need} bytes and {len(plan)} entries do not fit on the target's file system", "free some space"
+            f"{need} bytes in {len(plan)} entries do not fit on the target's file system", "free some space there"
         )
