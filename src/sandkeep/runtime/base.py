@@ -95,7 +95,7 @@ def _unpack(into: str, archive: str) -> None:
     try:
         with open(archive, "rb") as file, _tar(file) as tar:
             tar.extractall(into, filter=_safe)
-    except (tarfile.TarError, EOFError, zstandard.ZstdError, OSError) as error:
+    except (tarfile.TarError, EOFError, zstandard.ZstdError, KeyError, OSError) as error:
         raise BadArgument(f"base {archive!r} can't be unpacked: {error}", "give a whole tar of a root filesystem")
     if not os.path.isdir(os.path.join(into, "usr")) and not os.path.isdir(os.path.join(into, "bin")):
         raise BadArgument(f"base {archive!r} holds no root filesystem: neither /usr nor /bin is in it")
@@ -119,9 +119,12 @@ def _safe(member: tarfile.TarInfo, into: str) -> tarfile.TarInfo | None:
     """Inside the folder only, no device nodes; modes (setuid too) and numeric owners as they were."""
     if member.ischr() or member.isblk():
         return None
-    checked = tarfile.tar_filter(
-        member.replace(linkname=member.linkname.lstrip("/"), deep=False) if member.islnk() else member, into
-    )
-    if member.issym():
-        checked = checked.replace(linkname=member.linkname, deep=False)
+    checked = tarfile.tar_filter(member, into)
+    if member.islnk():
+        # link(2) does not follow a last symlink; where the others lead is what counts.
+        link = os.path.join(into, member.linkname.lstrip("/"))
+        place = os.path.realpath(os.path.dirname(link))
+        if os.path.commonpath([os.path.realpath(into), place]) != os.path.realpath(into) or link.endswith("/.."):
+            raise tarfile.LinkOutsideDestinationError(member, link)
+        checked = checked.replace(linkname=member.linkname.lstrip("/"), deep=False)
     return checked.replace(mode=member.mode, uname="", gname="", deep=False)

@@ -89,7 +89,7 @@ class Driver:
         """Called when process 1 runs, before the sandbox counts as started."""
 
     def _record(self, id: str, dir: Path) -> None:
-        pid = int((dir / "bundle/pid").read_text())
+        pid = int((dir / "runtime/pid").read_text())
         one = process.find(pid)
         if one is None or not one.alive():
             raise RuntimeFailed(f"process 1 of sandbox {id} ended at once: {tail(dir)}")
@@ -99,7 +99,7 @@ class Driver:
 
     def command(self, plan: Plan, image: list[str]) -> list[str]:
         verb = ["restore", *image] if image else ["run"]
-        pid_file = str(plan.dir / "bundle/pid")
+        pid_file = str(plan.dir / "runtime/pid")
         argv = [*self.base_command(plan.dir, plan.network), *verb, "--detach", "--bundle", str(plan.dir / "bundle")]
         return [*argv, "--pid-file", pid_file, plan.id]
 
@@ -121,7 +121,7 @@ class Driver:
         cgroup.destroy(id)
         if (dir / "runtime").exists():
             shutil.rmtree(dir / "runtime")
-        for name in ("process", "process.new", "pid"):
+        for name in ("process", "process.new"):
             (dir / "bundle" / name).unlink(missing_ok=True)
 
     def freeze(self, id: str, dir: Path) -> None:
@@ -211,7 +211,7 @@ class Crun(Driver):
     def settle(self, dir: Path) -> None:
         """crun forgets the root's `nodev`. In a user namespace the kernel itself holds devices back."""
         if is_root():
-            pid = int((dir / "bundle/pid").read_text())
+            pid = int((dir / "runtime/pid").read_text())
             kernel.in_thread(lambda: kernel.remount_root(pid, kernel.MS_NODEV))
 
     def base_command(self, dir: Path, network: str) -> list[str]:
@@ -249,7 +249,9 @@ class Runsc(Driver):
 
 RUNC = Driver("runc", own_limits=True, memory=False, can_rotate=True, install="apt-get install runc")
 CRUN = Crun("crun", own_limits=False, memory=False, can_rotate=True, install="apt-get install crun")
-RUNSC = Runsc("runsc", own_limits=False, memory=True, can_rotate=False, install="install runsc (gVisor) of 2024 or newer")
+RUNSC = Runsc(
+    "runsc", own_limits=False, memory=True, can_rotate=False, install="install runsc (gVisor) of 2024 or newer"
+)
 DRIVERS: dict[str, Driver] = {driver.name: driver for driver in (RUNC, CRUN, RUNSC)}
 
 

@@ -69,7 +69,14 @@ def elevated(function: Callable[..., T], *arguments: Any, join: int | None = Non
         return function(*arguments)
     environment = {"PYTHONPATH": os.pathsep.join([str(_SOURCE), *filter(None, sys.path)]), "PATH": _path()}
     child = subprocess.Popen(
-        [sys.executable, "-S", "-c", "from sandkeep.runtime.elevate import _child; _child()", str(join or 0)],
+        [
+            sys.executable,
+            "-S",
+            "-c",
+            "from sandkeep.runtime.elevate import _child; _child()",
+            str(join or 0),
+            str(os.getpid()),
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -138,6 +145,7 @@ def _child() -> None:
         os.setgroups([])
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
+    kernel.die_with(int(sys.argv[2]))  # after the ids are set: a change of ids undoes it
     function, arguments = pickle.loads(asked.read())
     try:
         told = pickle.dumps((True, function(*arguments)))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -24,6 +25,7 @@ MNT_DETACH = 2
 
 MOUNT_ATTR_NODEV = 0x4
 
+_PR_SET_PDEATHSIG = 1
 _AT_FDCWD = -100
 _AT_RECURSIVE = 0x8000
 _OPEN_TREE_CLONE = 1
@@ -70,6 +72,13 @@ def unshare(flags: int) -> None:
 
 def setns(fd: int, kind: int) -> None:
     _libc_call("setns", ctypes.c_int(fd), ctypes.c_int(kind))
+
+
+def die_with(parent: int) -> None:
+    """Be killed when process `parent`, which started this one, ends."""
+    _libc_call("prctl", ctypes.c_int(_PR_SET_PDEATHSIG), ctypes.c_ulong(signal.SIGKILL))
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:

@@ -86,7 +86,10 @@ def _mapped(found: os.stat_result) -> bool:
 
 
 def build(plan: Plan) -> Root:
-    """The detached overlays of `plan`. /usr first: its upper lies inside the root's, and the kernel warns otherwise."""
+    """The detached overlays of `plan`; the calling thread must have a mount namespace of its own.
+
+    /usr first: its upper lies inside the root's, and the kernel warns otherwise.
+    """
     prepare(plan)
     root, usr = stacks(plan)
     _clear_volatile(plan)
@@ -144,12 +147,11 @@ def _mount_classic(settings: list[tuple[str, str | None]], scratch: Path) -> int
     place = scratch.parent / "mounting"
     place.mkdir(exist_ok=True)
 
-    def mounted() -> int:
-        kernel.private_mounts()
-        kernel.mount("overlay", str(place), "overlay", kernel.MS_NODEV, data)
+    kernel.mount("overlay", str(place), "overlay", kernel.MS_NODEV, data)
+    try:
         return kernel.clone_tree(str(place))
-
-    return kernel.in_thread(mounted)
+    finally:
+        kernel.umount(str(place), kernel.MNT_DETACH)
 
 
 def attach(tree: Root, place: Path) -> None:
