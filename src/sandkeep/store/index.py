@@ -76,8 +76,11 @@ class Index:
         self._store_id = store_id
         self._mutex = threading.RLock()
         self._held = 0
-        folder.mkdir(parents=True, exist_ok=True)
-        self._lock_file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock_file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise self._unusable(error) from error
         with self.locked():
             self._open()
 
@@ -94,8 +97,20 @@ class Index:
         try:
             self._connect()
         except DAMAGE:
-            self._wipe()
+            self._renew()
+
+    def _renew(self) -> None:
+        """An empty cache in place of a damaged one."""
+        self._db.close()
+        try:
+            for suffix in ("", "-wal", "-shm"):
+                (self.folder / f"index.db{suffix}").unlink(missing_ok=True)
             self._connect()
+        except (OSError, *DAMAGE) as error:
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: Exception) -> StoreError:
+        return StoreError(f"the cache folder {self.folder} can't be used: {error}", "check its owner and the space on its disk, or delete it")
 
     def _connect(self) -> None:
         self._db = sqlite3.connect(self.folder / "index.db", timeout=120, isolation_level=None, check_same_thread=False)
@@ -113,16 +128,10 @@ class Index:
             self._db.close()
             raise
 
-    def _wipe(self) -> None:
-        for suffix in ("", "-wal", "-shm"):
-            (self.folder / f"index.db{suffix}").unlink(missing_ok=True)
-
     def rebuild(self) -> None:
         """Throw the cache away and read it from the store again."""
         with self.locked():
-            self._db.close()
-            self._wipe()
-            self._connect()
+            self._renew()
             self.sync(full=True)
 
     @contextmanager
@@ -156,7 +165,10 @@ class Index:
                 return self._db.execute(sql, args).fetchall()
             except DAMAGE:
                 self.rebuild()
+            try:
                 return self._db.execute(sql, args).fetchall()
+            except DAMAGE as error:
+                raise self._unusable(error) from error
 
     def _get(self, key: str) -> str | None:
         row = self._db.execute("SELECT value FROM meta WHERE key=?", (key,)).fetchone()
@@ -167,20 +179,22 @@ class Index:
 
     # from the store
 
-    def sync(self, full: bool = False) -> Marks:
-        """Bring the cache up to date. When no collector has removed anything since, only the newest names are listed."""
+    def sync(self, full: bool = False, marks: Marks | None = None) -> None:
+        """Bring the cache up to date. When no collector has removed anything since, only the newest names are listed. `marks` are
+        those the caller has just read."""
+        renewed = False
         with self.locked():
             for _ in range(10):
-                marks = read_marks(self.objects)
                 try:
-                    self._sync(marks, full)
-                    return marks
+                    self._sync(marks or read_marks(self.objects), full)
+                    return
                 except NotFound:
-                    full = True
-                except DAMAGE:
-                    self._db.close()
-                    self._wipe()
-                    self._connect()
+                    marks, full = None, True
+                except DAMAGE as error:
+                    if renewed:
+                        raise self._unusable(error) from error
+                    self._renew()
+                    renewed = True
             raise StoreError("the store's index keeps changing while it is read", "try again")
 
     def _sync(self, marks: Marks, full: bool) -> None:

@@ -14,7 +14,7 @@ import msgpack
 
 from sandkeep.errors import Corrupt, NotFound, StateConflict, StoreError
 from sandkeep.store.format import seal, unique, unseal
-from sandkeep.store.index import read_marks
+from sandkeep.store.index import Marks, read_marks
 from sandkeep.store.objects import Objects
 
 LEASE = 900.0  # seconds; a collector takes a lease as lapsed at this age, its holder already at two thirds of it
@@ -50,6 +50,7 @@ class Lease:
         self.name = f"writers/{self.id}"
         self.seen: list[str] = []
         self.condemned: frozenset[str] = frozenset()  # packs to be treated as absent
+        self.marks: Marks | None = None
         self._stop = threading.Event()
         self._renewed = now()
         self._keeper = threading.Thread(target=self._keep, name=f"lease-{self.id}", daemon=True)
@@ -64,6 +65,7 @@ class Lease:
                     marks = read_marks(self.objects)
                 try:
                     named = {name: read_condemned(self.objects, name) for name in marks.condemned}
+                    self.marks = marks
                     break
                 except NotFound:
                     continue  # a collector has just finished with it

@@ -85,7 +85,7 @@ class Writer:
         if self._own_lease:
             self._lease.begin()
         try:
-            self._index.sync()
+            self._index.sync(marks=self._lease.marks if self._own_lease else None)
         except BaseException:
             self._end()
             raise
