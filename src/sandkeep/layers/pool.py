@@ -55,7 +55,6 @@ def empty_trash(trash: Path) -> None:
     if not trash.is_dir():
         return
     for entry in list(trash.iterdir()):
-        _unlock(entry)
         shutil.rmtree(entry, ignore_errors=True)
         if os.path.lexists(entry) and not entry.is_dir():
             entry.unlink(missing_ok=True)
@@ -84,12 +83,3 @@ _removers: list[subprocess.Popen[bytes]] = []
 
 def _reap() -> None:
     _removers[:] = [remover for remover in _removers if remover.poll() is None]
-
-
-def _unlock(path: Path) -> None:
-    """Overlay's work folders have mode 0; make them passable for an owner without root."""
-    for folder, names, _ in os.walk(path):
-        for name in names:
-            inner = os.path.join(folder, name)
-            if not os.path.islink(inner):
-                os.chmod(inner, 0o700)

@@ -134,7 +134,7 @@ def _entries(machine: Machine, record: Record) -> Iterator[str]:
     tree = machine.top(record.top) / "tree"
     with os.scandir(tree) as found:
         for entry in found:
-            if entry.name != "usr" or any(os.scandir(entry.path)):
+            if entry.name != "usr" or os.listdir(entry.path):
                 yield entry.name
 
 

@@ -75,6 +75,10 @@ class AsyncWire:
             self._sender.cancel()
         self._sock.close()
 
+    def __del__(self) -> None:
+        """A connection that its link forgot ends with it."""
+        self._sock.close()
+
 
 async def sleep(seconds: float) -> None:
     await asyncio.sleep(seconds)

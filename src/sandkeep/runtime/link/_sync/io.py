@@ -87,6 +87,10 @@ class Wire:
     def close(self) -> None:
         self._sock.close()
 
+    def __del__(self) -> None:
+        """A connection that its link forgot ends with it."""
+        self._sock.close()
+
 
 def sleep(seconds: float) -> None:
     time.sleep(seconds)

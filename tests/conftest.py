@@ -1,0 +1,47 @@
+"""Fixtures that everybody shares: a home of one's own, in which nothing may be left running."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandkeep import Sandbox
+from sandkeep.errors import SandkeepError
+from sandkeep.sandbox.home import Home
+from sandkeep.sandbox.sweeping import gc
+
+Make = Callable[..., Sandbox]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    """A fresh home; whatever a test left in it is killed and collected, and nothing may remain."""
+    path = tmp_path / "home"
+    yield path
+    found = Home(path)
+    for id in found.ids():
+        with contextlib.suppress(SandkeepError):
+            Sandbox.attach(id, home=path).kill()
+    if path.exists():
+        gc(found, cache=True)
+        assert found.ids() == []
+        assert found.layers.ids() == []
+
+
+@pytest.fixture
+def make(home: Path) -> Make:
+    """Sandboxes in that home, on runc unless said otherwise."""
+
+    def sandbox(**options: Any) -> Sandbox:
+        return Sandbox(**{"home": home, "runtime": "runc", **options})
+
+    return sandbox
+
+
+@pytest.fixture
+def sb(make: Make) -> Sandbox:
+    return make()
