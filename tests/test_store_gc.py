@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -262,15 +263,16 @@ def test_leftovers_of_crashed_processes_go(opened: Open, objects: Objects, tmp_p
 def test_death_at_every_step(tmp_path: Path, kind: str) -> None:
     """A writer or a collector dies before or after each of its operations. Everything earlier can be read at once; the next
     collector leaves the store clean."""
+    with Repository.open(open_objects(tmp_path / "begin/store"), tmp_path / "begin/c") as repo:
+        for n in range(4):
+            save(repo, f"n{n}", [*blobs_of(n, 4), *blobs_of(99, 2)])
+        for n in range(3):
+            repo.delete_record("t", f"n{n}")
     step, over = 0, False
     while not over:
         folder = tmp_path / f"{kind[-1]}{step}"
+        shutil.copytree(tmp_path / "begin", folder)
         objects = open_objects(folder / "store")
-        with Repository.open(objects, folder / "c") as repo:
-            for n in range(4):
-                save(repo, f"n{n}", [*blobs_of(n, 4), *blobs_of(99, 2)])
-            for n in range(3):
-                repo.delete_record("t", f"n{n}")
         faulty = Faulty(objects, lambda n, verb, name, step=step: kind if n == step else None)  # type: ignore[misc]
         try:
             with Repository.open(faulty, folder / "c") as dying:

@@ -7,6 +7,7 @@ import os
 import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 
 from sandkeep.errors import Corrupt, NotFound, StoreDenied, StoreError, StoreFull
@@ -91,21 +92,27 @@ class Folder:
             yield from self._list(prefix, after)
 
     def _list(self, prefix: str, after: str) -> Iterator[tuple[str, int, float]]:
+        found: list[tuple[str, os.DirEntry[str] | None]] = []
         try:
             with os.scandir(self.root / prefix) as scan:
-                entries = [(entry.name + "/" if entry.is_dir(follow_symlinks=False) else entry.name, entry) for entry in scan]
+                for entry in scan:
+                    name = prefix + entry.name
+                    if entry.is_dir(follow_symlinks=False):
+                        if (name := f"{name}/") > after or after.startswith(name):
+                            found.append((name, None))
+                    elif name > after:
+                        found.append((name, entry))
         except (FileNotFoundError, NotADirectoryError):
             return
-        for name, entry in sorted(((prefix + name, entry) for name, entry in entries), key=lambda pair: pair[0]):
-            if name.endswith("/"):
-                if name > after or after.startswith(name):
-                    yield from self._list(name, after)
-            elif name > after:
-                try:
-                    status = entry.stat(follow_symlinks=False)
-                except FileNotFoundError:
-                    continue
-                yield name, status.st_size, status.st_mtime
+        for name, file in sorted(found, key=itemgetter(0)):
+            if file is None:
+                yield from self._list(name, after)
+                continue
+            try:
+                status = file.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            yield name, status.st_size, status.st_mtime
 
     def delete(self, names: Iterable[str]) -> None:
         for name in names:
