@@ -185,7 +185,7 @@ class Plan:
         self.run = guest.next_run()
         self.given = env or {}
         self.env = {**session.environment(self.person, self.given), proc.MARK: self.run}
-        self.cwd = session.folder(cwd)
+        self.cwd = session.folder(cwd, self.person)
         words = argv if code is None else [argv[0], "-c", code]
         line = " ".join(map(quote, argv)) if code is None else code
         shown: Dict[str, Any] = {"argv": [session.masked(word) for word in words], "code": session.masked(line)}
@@ -293,7 +293,7 @@ def run(guest: Guest, conn: Connection, code: str, cwd: Optional[str], env: Opti
     if plan.person.uid != session.person.uid:
         fixed |= set(plan.person.environment())
     process.on_settled.insert(0, lambda done: script.absorb(done, fixed, cwd is not None))
-    conn.send_json({"started": process.pid})
+    conn.send_soon({"started": process.pid})
     Follow(guest, conn, process, {}, max_output)
     return None
 

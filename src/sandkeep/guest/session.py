@@ -79,14 +79,15 @@ class Session:
         own = person.environment() if person.uid != self.person.uid else {}
         return {**self.env, **own, **self.secrets, **extra}
 
-    def folder(self, cwd: Optional[str]) -> str:
-        """Where a call starts: the folder asked for, or the session's, or what is left of it."""
+    def folder(self, cwd: Optional[str], person: Person) -> str:
+        """Where a call starts: the folder asked for, or the session's, or what is left of it, or where its user may be."""
         if cwd is not None:
             return self.resolve(cwd)
         folder = self.cwd
         while not os.path.isdir(folder):
             folder = os.path.dirname(folder)
-        return folder
+        with people.Acting(person):
+            return next((place for place in (folder, person.home) if os.access(place, os.X_OK)), "/")
 
     def resolve(self, path: str) -> str:
         return os.path.join(self.cwd, path)

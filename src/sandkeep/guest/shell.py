@@ -27,7 +27,7 @@ _OWN = frozenset(
     "_ BASH BASHOPTS BASHPID BASH_ALIASES BASH_ARGC BASH_ARGV BASH_ARGV0 BASH_CMDS BASH_COMMAND BASH_EXECUTION_STRING BASH_LINENO "
     "BASH_LOADABLES_PATH BASH_REMATCH BASH_SOURCE BASH_SUBSHELL BASH_VERSINFO BASH_VERSION COLUMNS COMP_WORDBREAKS DIRSTACK "
     "EPOCHREALTIME EPOCHSECONDS EUID FUNCNAME GROUPS HISTCMD HOSTNAME HOSTTYPE LINENO LINES MACHTYPE OPTERR OPTIND OSTYPE "
-    "PIPESTATUS PPID PWD RANDOM SECONDS SHELLOPTS SHLVL SRANDOM UID SANDKEEP_RUN_ID PS1 PS2 __sk __sk_done".split()
+    "PIPESTATUS PPID PWD RANDOM SECONDS SHELLOPTS SHLVL SRANDOM UID SANDKEEP_RUN_ID PS1 PS2 __sk __sk_done __sk_end __sk_set __sk_shopt".split()
 )
 _LOUD = ("set -o verbose", "set -o xtrace")  # set inside the call's own text, so that they do not show ours
 _UNSTICKY = frozenset("noexec onecmd privileged history histexpand monitor emacs vi login_shell restricted_shell".split())
@@ -52,7 +52,9 @@ _SH_SAVE = (
     """{ [ -n "${__sk_done-}" ] || { __sk_done=1; set; printf "\\0"; export -p; printf "\\0"; alias; printf "\\0"; """
     """printf "umask %s\\0%s\\0end" "$(umask)" "$PWD"; }; } 2>/dev/null >&""" + str(BLOB)
 )
-_START = 'IFS= read -r -d "" __sk <&{0}; eval "$__sk"'.format(BLOB)
+_READ = 'IFS= read -rd "" __sk <&{};'.format(BLOB)
+# All on one line, so that the code's first line is line 1 in the shell's messages.
+_START = _READ + 'eval "$__sk";' + _READ + 'eval "unset __sk;$__sk";{ eval "$__sk_end";} 2>/dev/null;exit $1'
 _SH_START = ". /proc/self/fd/{}".format(BLOB)
 
 
@@ -80,34 +82,32 @@ class Shell:
         return [self.program, "-c", _START if self.bash else _SH_START]
 
     def script(self, state: State, code: str, save: bool) -> bytes:
-        """What the fresh shell reads: restore, then the code, then what it became."""
+        """What the fresh shell reads: how to be the session, then the code."""
+        save_text = (_BASH_SAVE if self.bash else _SH_SAVE) if save else ":"
+        end = "set -- $?; {}; set +vx".format(save_text)
         parts = []
+        if self.bash:
+            parts.append("unset __sk; __sk_set=$SHELLOPTS __sk_shopt=$BASHOPTS __sk_end={}\n".format(quote(end)))
         if save:
-            body = _BASH_SAVE if self.bash else _SH_SAVE
-            if self.bash:
-                parts.append("builtin printf '%s\\0%s\\0' \"$SHELLOPTS\" \"$BASHOPTS\" >&{}\n".format(BLOB))
-            parts.append("trap {} EXIT\n".format(quote(body)))
-        parts.append("unset __sk\n" if self.bash else "")
-        parts.append(_HISTORY)
-        parts += state.variables.values()
-        loud = "".join("{};".format(line) for line in _LOUD if line + "\n" in state.options)
-        quiet = state.options
+            parts.append("trap {} EXIT\n".format(quote(save_text)))
+        quiet, loud = state.options, ""
         for line in _LOUD:
-            quiet = quiet.replace(line + "\n", "")
-        parts += [state.functions, state.aliases, quiet]
-        parts.append("eval {}\n".format(quote(loud + code)))
-        if save:
-            parts.append("{{ set -- $?; {}; set +vx; }} 2>/dev/null; exit $1\n".format(body))
-        return os.fsencode("".join(parts)) + (b"\0" if self.bash else b"")
+            if line + "\n" in quiet:
+                quiet = quiet.replace(line + "\n", "")
+                loud += line + ";"
+        parts += [_HISTORY, *state.variables.values(), state.functions, state.aliases, quiet]
+        if self.bash:
+            parts += ["\0", loud, code, "\0"]
+        else:
+            parts.append("eval {}\n{{ {}; }} 2>/dev/null; exit $1\n".format(quote(loud + code), end))
+        return os.fsencode("".join(parts))
 
     def read(self, dump: bytes) -> Optional[Tuple[Dict[str, str], State, str]]:
         """(exported variables, state, folder) from what a shell wrote when it ended; None if it is not whole."""
         parts = dump.split(b"\0")
-        if not self.bash:
-            parts = [b"", b"", *parts]
-        if len(parts) != 8 or parts[7] != b"end":
+        if len(parts) != 6 or parts[5] != b"end":
             return None
-        set_then, shopt_then, variables, functions, aliases, mask, folder, _ = parts
+        variables, functions, aliases, mask, folder, _ = parts
         try:
             if not self.bash:
                 env, kept = _read_sh(variables, functions)
@@ -115,8 +115,8 @@ class Shell:
             env, kept, now = _read_declare(variables)
         except ValueError:
             return None
-        options = _changed("set -o", "set +o", _set(set_then), _set(now["SHELLOPTS"]))
-        options += _changed("shopt -s", "shopt -u", _set(shopt_then), _set(now["BASHOPTS"]))
+        options = _changed("set -o", "set +o", _set(now["__sk_set"]), _set(now["SHELLOPTS"]))
+        options += _changed("shopt -s", "shopt -u", _set(now["__sk_shopt"]), _set(now["BASHOPTS"]))
         if mask != b"umask 0022\n":
             options = os.fsdecode(mask) + options
         return env, State(kept, os.fsdecode(functions), os.fsdecode(aliases), options), os.fsdecode(folder)
@@ -138,7 +138,7 @@ def _changed(on: str, off: str, then: Set[str], now: Set[str]) -> str:
 def _read_declare(text: bytes) -> Tuple[Dict[str, str], Dict[str, str], Dict[str, bytes]]:
     env: Dict[str, str] = {}
     kept: Dict[str, str] = {}
-    now = {"SHELLOPTS": b"", "BASHOPTS": b""}
+    now = {"SHELLOPTS": b"", "BASHOPTS": b"", "__sk_set": b"", "__sk_shopt": b""}
     at = 0
     while at < len(text):
         match = _DECLARE.match(text, at)
