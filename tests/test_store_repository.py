@@ -515,4 +515,4 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", _MEMORY, tmp_path], capture_output=True, text=True, timeout=170, check=False)
     shutil.rmtree(tmp_path / "s", ignore_errors=True)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < 160
+    assert int(done.stdout) < 220

@@ -34,7 +34,7 @@ from sandkeep.store.objects import Objects, check_name
 BIG = 128 << 10  # a blob from this size on is a block of its own
 GROUP = 512 << 10  # raw bytes of a block of small blobs
 PACK_SIZE = 16 << 20
-WAITING = 24 << 20  # raw bytes between `add` and the pack
+WAITING = 12 << 20  # raw bytes between `add` and the pack
 UPLOADS = 2  # packs on their way at once
 THOROUGH = 2 << 20  # the first bytes of a writer are compressed harder: most writers have no more
 
