@@ -1,10 +1,13 @@
-"""Capture and unpack: exact in everything, canonical, cheap where little changed, honest about what is left out."""
+"""Capture and unpack: exact in everything, canonical, cheap where little changed, honest about what is left out.
+
+With test_checkpoints_roundtrip (deletions), _hostile (many writers, verified content) and _store (forget, gc, facts readable
+before anything is fetched) this shows that what Evolve gets wrong in storage is right here.
+"""
 
 from __future__ import annotations
 
 import os
 import pickle
-import resource
 import subprocess
 import sys
 import threading
@@ -171,6 +174,7 @@ def test_every_kind_of_entry_comes_back_as_it_was(tmp_path: Path) -> None:
     os.chmod(tree / "empty", 0)
     os.setxattr(tree / "plain", "user.binary", bytes(range(256)))
     os.setxattr(tree / "d", "user.on-folder", b"")
+    os.setxattr(tree / "d", "user.overlay.overlay.opaque", b"y")
     for number, path in enumerate([tree / "plain", tree / "d/inner", tree / "d", tree / "fifo", tree]):
         os.utime(path, ns=(1, 1_234_567_890_123_456_789 + number))
     os.utime(tree / "absolute", ns=(1, -987_654_321), follow_symlinks=False)
@@ -374,14 +378,14 @@ def test_the_scope_workspace_leaves_out_only_what_can_be_made_again(tmp_path: Pa
         assert {str(p.relative_to(tmp_path / "out")) for p in (tmp_path / "out").rglob("*") if p.is_file()} == set(kept)
         assert saved.excluded == sorted(
             [
-                "etc",
-                "home/user/.bashrc",
-                *(f"{WORK}/{name}" for name in (".cache", ".venv", "a/__pycache__", "node_modules", "temp")),
+                "/etc",
+                "/home/user/.bashrc",
+                *(f"/{WORK}/{name}" for name in (".cache", ".venv", "a/__pycache__", "node_modules", "temp")),
             ]
         )
         assert saved.scope == "workspace"
         everything = save(repo, tree, scope="workspace", exclude=[])
-        assert everything.excluded == ["etc", "home/user/.bashrc"]
+        assert everything.excluded == ["/etc", "/home/user/.bashrc"]
 
 
 def test_a_virtual_environment_stays_out_when_only_part_of_it_changed(tmp_path: Path) -> None:
@@ -393,7 +397,7 @@ def test_a_virtual_environment_stays_out_when_only_part_of_it_changed(tmp_path: 
         one = save(repo, first, scope="workspace")
         two = save(repo, second, parent=one.id, scope="workspace")
         assert two.hash == one.hash
-        assert two.excluded == one.excluded == [f"{WORK}/venv"]
+        assert two.excluded == one.excluded == [f"/{WORK}/venv"]
         third = tmp_path / "third"
         whiteout(third / WORK / "venv")
         assert save(repo, third, parent=two.id, scope="workspace").excluded == []
@@ -403,7 +407,7 @@ def test_own_patterns_and_bad_ones(tmp_path: Path) -> None:
     tree = fill(tmp_path / "tree", {"var/log/a.log": b"", "var/log/keep.log": b"", "srv/b.log": b""})
     with open_repo(tmp_path) as repo:
         saved = save(repo, tree, exclude=["/var/log/*.log", "!keep.log"])
-        assert saved.excluded == ["var/log/a.log"]
+        assert saved.excluded == ["/var/log/a.log"]
         with pytest.raises(BadArgument, match="another scope"):
             save(repo, parent=saved.id)
         with pytest.raises(BadArgument, match="scope"):
@@ -418,7 +422,7 @@ def test_sockets_and_devices_are_left_out_and_said_so(tmp_path: Path) -> None:
     os.mknod(tree / "null", 0o020666, os.makedev(1, 3))
     with open_repo(tmp_path) as repo:
         saved = save(repo, tree, below=base)
-        assert saved.excluded == ["null", "run/s"]
+        assert saved.excluded == ["/null", "/run/s"]
         unpack(repo, saved.id, tmp_path / "out")
     assert os.stat(tmp_path / "out/run/s").st_rdev == 0  # the base's file must not show instead
     assert not (tmp_path / "out/null").exists()
@@ -523,6 +527,39 @@ def test_entry_points_for_another_process(tmp_path: Path) -> None:
     assert looks(tmp_path / "out") == looks(tree)
 
 
+NAMESPACE = """
+import os, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from trees import Base, looks, open_repo, save
+from sandkeep.checkpoints import unpack
+root = Path(sys.argv[2])
+with open_repo(root) as repo:
+    mine = save(repo, root / "mine", below=Base({"/": str(root / "base")}))
+    assert unpack(repo, mine.id, root / "same").notes == []
+    assert looks(root / "same", raw=True) == looks(root / "mine", raw=True)
+    print(unpack(repo, sys.argv[3], root / "theirs").notes)
+"""
+
+
+def test_in_a_user_namespace(tmp_path: Path) -> None:
+    fill(tmp_path / "base", {"d/hidden": b"h", "deleted": b"d", "e": b"e"})
+    mine = fill(tmp_path / "mine", {"d/f": b"f" * 100})
+    whiteout(mine / "deleted")
+    os.mkfifo(mine / "fifo")
+    os.setxattr(mine / "d", "user.overlay.opaque", b"y")
+    other = fill(tmp_path / "other", {"f": b"f"})
+    os.chown(other / "f", 1000, 1000)
+    with open_repo(tmp_path) as repo:
+        saved = save(repo, other)
+    command = ["unshare", "--user", "--map-root-user", sys.executable, "-c", NAMESPACE]
+    run = subprocess.run(
+        [*command, str(Path(__file__).parent), str(tmp_path), saved.id], capture_output=True, text=True, timeout=120
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip() == "['the owner could not be set on 1 entries']"
+
+
 def test_progress_is_told(tmp_path: Path) -> None:
     tree = fill(tmp_path / "tree", {f"f{n}": b"x" * 100 for n in range(1500)})
     told: list[tuple[str, int, int]] = []
@@ -565,4 +602,3 @@ def test_memory_does_not_follow_the_size_of_files(tmp_path: Path) -> None:
         timeout=170,
     )
     assert int(run.stdout) < 150 << 10  # KiB, for a file of 300 MiB
-    assert resource.getpagesize() == 4096

@@ -119,9 +119,7 @@ def capture(
             base=dict(base),
             scope=rules.scope,
             exclude=rules.exclude,
-            excluded=[
-                os.fsdecode(path).encode(errors="replace").decode() for path in sorted(left_out)[: records.SHOWN]
-            ],
+            excluded=[_shown(path) for path in sorted(left_out)[: records.SHOWN]],
             excluded_count=len(left_out),
             left_out=all_left_out,
             root=root,
@@ -144,6 +142,10 @@ def _merge(
         merge = Merge(trees, source.base, rules, repo.read, writer, progress)
         root = merge.run(parent.root if parent else None, (path for path, why in before if why == "environment"))
     return root, _add_list(writer, merge.groups(groups)), merge.all_left_out(map(tuple, before))
+
+
+def _shown(path: bytes) -> str:
+    return "/" + path.decode(errors="replace")
 
 
 def _attach(repo: Repository, writer: Writer, folder: Path) -> Entry:

@@ -70,8 +70,8 @@ class Store:
         if not isinstance(limit, int) or isinstance(limit, bool) or not 0 < limit <= MOST:
             raise BadArgument(f"limit must be from 1 to {MOST}, not {limit!r}")
         found: list[CheckpointInfo] = []
-        for record in self._newest_first():
-            if (tag is None or record.tag == tag) and (before is None or record.id < before):
+        for record in self._newest_first(self.resolve(before) if before else None):
+            if tag is None or record.tag == tag:
                 found.append(record.info())
                 if len(found) == limit:
                     break
@@ -94,10 +94,7 @@ class Store:
         if records.is_id(checkpoint):
             return checkpoint
         if checkpoint == "latest":
-            newest = next(self._newest_first(), None)
-            if newest is None:
-                raise CheckpointNotFound("the store has no checkpoints", "save one first")
-            return newest.id
+            return self._latest()
         if not checkpoint.startswith("ck_"):
             if checkpoint not in (known := names.read_names(self.repo)):
                 raise CheckpointNotFound(
@@ -114,8 +111,18 @@ class Store:
             raise CheckpointNotFound(f"{what} with {checkpoint}", "give more of the id")
         return fits[0]
 
-    def _newest_first(self) -> Iterator[Record]:
+    def _latest(self) -> str:
         for checkpoint in self.repo.list_records(records.KIND, newest_first=True):
+            try:
+                return load_record(self.repo, checkpoint).id
+            except CheckpointNotFound:
+                continue  # forgotten elsewhere
+        raise CheckpointNotFound("the store has no checkpoints", "save one first")
+
+    def _newest_first(self, before: str | None) -> Iterator[Record]:
+        for checkpoint in self.repo.list_records(records.KIND, newest_first=True):
+            if before is not None and checkpoint >= before:
+                continue
             try:
                 yield load_record(self.repo, checkpoint, cached=True)
             except (CheckpointNotFound, Corrupt):

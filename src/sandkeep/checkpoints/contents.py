@@ -10,6 +10,7 @@ from sandkeep.errors import StateConflict
 
 _ZEROS = bytes(CHUNK)
 _PRIVATE = ("user.overlay.", "trusted.overlay.", "security.selinux")
+_NESTED = ("user.overlay.overlay.", "trusted.overlay.overlay.")  # how an overlay keeps those of an overlay inside it
 _SPARSE_FROM = 16 << 10
 
 
@@ -88,7 +89,7 @@ def read_xattrs(place: int | bytes) -> tuple[tuple[bytes, bytes], ...] | None:
         if error.errno == errno.ENOTSUP:
             return None
         raise
-    own = [name for name in names if not name.startswith(_PRIVATE)]
+    own = [name for name in names if not name.startswith(_PRIVATE) or name.startswith(_NESTED)]
     if not own:
         return None
     return tuple(sorted((os.fsencode(name), os.getxattr(place, name, follow_symlinks=follow)) for name in own))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +17,7 @@ from sandkeep.checkpoints.places import reach
 from sandkeep.errors import Corrupt
 
 _OPEN_FILES = 128
+_AHEAD = 32  # chunks given to the helper
 _PAGE = 4096
 _ZERO_PAGE = bytes(_PAGE)
 _REPORT_EVERY = 512
@@ -32,6 +34,8 @@ class LayerFiles:
         self._holey = holey
         self._progress = progress
         self._open: OrderedDict[int, int] = OrderedDict()
+        self._helper = ThreadPoolExecutor(1, "unpack")  # writes large files, and alone opens them until `finish`
+        self._given: deque[Future[None]] = deque()
         self._umask = _umask()
         self._me = (os.geteuid(), os.getegid())
         self._lost: Counter[str] = Counter()
@@ -69,13 +73,21 @@ class LayerFiles:
             )
         if entry.size <= CHUNK:
             self._whole(path, entry, data)
-        else:
-            (_write_sparse if entry.flag else _write_at)(self._large(number, path), data, chunk * CHUNK)
+            return
+        while len(self._given) >= _AHEAD:
+            self._given.popleft().result()
+        self._given.append(self._helper.submit(self._write_chunk, number, chunk, data))
+
+    def _write_chunk(self, number: int, chunk: int, data: bytes) -> None:
+        path, entry = self._files[number]
+        (_write_sparse if entry.flag else _write_at)(self._large(number, path), data, chunk * CHUNK)
 
     def finish(
         self, linked: dict[bytes, bytes], others: list[tuple[bytes, Entry]], folders: list[tuple[bytes, Entry]]
     ) -> None:
         """All that must come after the contents: large files' attributes, links, special entries, folders' attributes."""
+        while self._given:
+            self._given.popleft().result()
         for number, (path, entry) in enumerate(self._files):
             if entry.size > CHUNK:
                 self._dress(self._large(number, path), entry, made=0o600)
@@ -92,6 +104,7 @@ class LayerFiles:
         self._report(final=True)
 
     def close(self) -> None:
+        self._helper.shutdown(cancel_futures=True)
         while self._open:
             os.close(self._open.popitem()[1])
 

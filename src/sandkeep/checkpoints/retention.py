@@ -39,6 +39,7 @@ class ForgetReport:
     kept: int
     bytes: int  # what gc will free
     dry_run: bool
+    notes: list[str]
 
 
 def parse_span(text: str) -> int:
@@ -134,18 +135,22 @@ def _forget(repo: Repository, known: dict[str, Record | None], going: Sequence[s
     damaged = frozenset(checkpoint for checkpoint, record in known.items() if record is None)
     total = 0
     parts = [0 for _ in going]
-    if going and not damaged - gone:
-        before = repo.gc(live(repo, damaged), dry_run=True).freed_bytes
-        total = max(0, repo.gc(live(repo, gone), dry_run=True).freed_bytes - before)
-        staying = [record for checkpoint, record in known.items() if record and checkpoint not in gone]
-        parts = scaled(shares(repo, going, staying), total)
+    notes = []
+    try:
+        if going:
+            before = repo.gc(live(repo, damaged), dry_run=True).freed_bytes
+            total = max(0, repo.gc(live(repo, gone), dry_run=True).freed_bytes - before)
+            staying = [record for checkpoint, record in known.items() if record and checkpoint not in gone]
+            parts = scaled(shares(repo, going, staying), total)
+    except Corrupt as error:
+        notes.append(f"what this frees can't be told: {error.message}")
     forgotten = []
     for checkpoint, part in zip(going, parts, strict=True):
         record = known[checkpoint]
         forgotten.append(Forgotten(checkpoint, record.info() if record else None, part))
         if not dry_run:
             bury(repo, checkpoint, record)
-    return ForgetReport(forgotten, len(known) - len(going), total, dry_run)
+    return ForgetReport(forgotten, len(known) - len(going), total, dry_run, notes)
 
 
 def live(repo: Repository, without: Collection[str] = ()) -> Callable[[], Iterator[bytes]]:

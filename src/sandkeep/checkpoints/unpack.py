@@ -94,6 +94,7 @@ def write_plan(
     except BaseException:
         subprocess.run(["rm", "-rf", "--", *([str(to)] if not existed else map(str, to.iterdir()))], check=True)
         if existed:
+            os.chown(to, before.st_uid, before.st_gid)
             os.chmod(to, before.st_mode & 0o7777)
         raise
     return Unpacked(on, entries, size, notes)
