@@ -370,6 +370,7 @@ def test_the_scope_workspace_leaves_out_only_what_can_be_made_again(tmp_path: Pa
     left = {
         f"{WORK}/node_modules/m/index.js": b"", f"{WORK}/a/__pycache__/m.pyc": b"", f"{WORK}/temp/t": b"", f"{WORK}/.cache/c": b"",
         f"{WORK}/.venv/pyvenv.cfg": b"home = /usr", f"{WORK}/.venv/lib/x.py": b"", "etc/passwd": b"", "home/user/.bashrc": b"",
+        "home/user/.codex/auth.json": b"a key",
     }  # fmt: skip
     tree = fill(tmp_path / "tree", {**kept, **left})
     with open_repo(tmp_path) as repo:
@@ -380,6 +381,7 @@ def test_the_scope_workspace_leaves_out_only_what_can_be_made_again(tmp_path: Pa
             [
                 "/etc",
                 "/home/user/.bashrc",
+                "/home/user/.codex/auth.json",
                 *(f"/{WORK}/{name}" for name in (".cache", ".venv", "a/__pycache__", "node_modules", "temp")),
             ]
         )

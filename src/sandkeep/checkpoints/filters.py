@@ -18,6 +18,7 @@ AGENT_FILES = (".claude.json",)
 DEFAULT_EXCLUDE = (
     *(f"{WORKSPACE}/**/{name}" for name in ("node_modules/", "__pycache__/", "*.pyc")),
     *(f"{WORKSPACE}/{name}" for name in (".cache/", ".npm/", ".pip/", "temp/")),
+    *(f"{HOME}/{name}" for name in (".codex/auth.json", ".kimi-code/config.toml")),  # keys in clear
 )
 _ENVIRONMENTS = (b"venv", b".venv")
 

@@ -162,7 +162,7 @@ def live(repo: Repository, without: Collection[str] = ()) -> Callable[[], Iterat
             if checkpoint in without:
                 continue
             try:
-                record = load_record(repo, checkpoint)
+                record = load_record(repo, checkpoint, cached=True)
             except CheckpointNotFound:
                 continue
             yield from _needed_if_there(repo, record, seen)
