@@ -2,6 +2,7 @@
 
 SandkeepError
 ├── BadArgument            BAD_ARGUMENT            nothing was changed
+│   └── AgentMismatch      AGENT_MISMATCH          the checkpoint is of another agent or workspace mode
 ├── NotFound               NOT_FOUND
 │   ├── SandboxNotFound    SANDBOX_NOT_FOUND
 │   ├── SnapshotNotFound   SNAPSHOT_NOT_FOUND
@@ -29,6 +30,10 @@ SandkeepError
 │   └── HostGone           HOST_GONE               and that host has stopped answering
 ├── DatabaseFailed         DATABASE_FAILED         the sessions' database said no
 │   └── DatabaseUnreachable DATABASE_UNREACHABLE   it does not answer; try again
+├── ConnectFailed          CONNECT_FAILED          nothing inside takes connections on that port
+├── TooLarge               TOO_LARGE               more than the server takes
+├── RateLimited            RATE_LIMITED            too many requests; details say how long to wait
+├── ServerUnreachable      SERVER_UNREACHABLE      the Sandkeep server does not answer
 └── Unsupported            UNSUPPORTED
 """
 
@@ -62,6 +67,10 @@ def _rebuild(kind: type[SandkeepError], message: str, remedy: str, details: dict
 
 class BadArgument(SandkeepError):
     code = "BAD_ARGUMENT"
+
+
+class AgentMismatch(BadArgument):
+    code = "AGENT_MISMATCH"
 
 
 class NotFound(SandkeepError):
@@ -170,6 +179,22 @@ class DatabaseFailed(SandkeepError):
 
 class DatabaseUnreachable(DatabaseFailed):
     code = "DATABASE_UNREACHABLE"
+
+
+class ConnectFailed(SandkeepError):
+    code = "CONNECT_FAILED"
+
+
+class TooLarge(SandkeepError):
+    code = "TOO_LARGE"
+
+
+class RateLimited(SandkeepError):
+    code = "RATE_LIMITED"
+
+
+class ServerUnreachable(SandkeepError):
+    code = "SERVER_UNREACHABLE"
 
 
 class Unsupported(SandkeepError):

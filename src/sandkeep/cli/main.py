@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from sandkeep.cli import checkpoint, demo, doctor, sandbox, store
+from sandkeep.cli import checkpoint, demo, doctor, sandbox, server, store
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -22,3 +22,5 @@ main.add_command(sandbox.sandbox)
 main.add_command(sandbox.gc)
 main.add_command(checkpoint.checkpoint)
 main.add_command(store.store)
+main.add_command(server.serve)
+main.add_command(server.key)

@@ -1,0 +1,170 @@
+"""This host's sandboxes as the keeper of sessions needs them: pause, resume, remove, discard, and what is really here.
+
+A sandbox's id is chosen before it exists, since its row comes first. Secrets are held in this process's memory only: they are
+bound again when a sandbox wakes here, and after a restart their absence is an event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from sandkeep.errors import Busy, FloorNotReached, NotFound, SandboxDead, SandboxPaused, SandkeepError
+from sandkeep.model import Limits, State
+from sandkeep.sandbox import AsyncSandbox, keeping, lifecycle, pausing
+from sandkeep.sandbox._async.bridge import blocking
+from sandkeep.sandbox.home import Home
+from sandkeep.sandbox.machine import Machine
+from sandkeep.server.spaces import Spaces
+from sandkeep.sessions import Database, Log, Reality, Session, Slept
+
+
+class Reserved(Home):
+    """A home that gives out ids which have their rows already."""
+
+    def __init__(self, path: Path, ids: Iterable[str]) -> None:
+        super().__init__(path)
+        self._ids = iter(ids)
+
+    def new_id(self) -> str:
+        return next(self._ids)
+
+
+class Hands:
+    def __init__(self, home: Path, spaces: Spaces, database: Database) -> None:
+        self.home = Home(home)
+        self.spaces = spaces
+        self.asked: set[str] = set()  # ids that their owner pauses, even in use
+        self._db = database
+        self._log = Log(database)
+        self._secrets: dict[str, dict[str, str]] = {}
+        self._handles: dict[str, AsyncSandbox] = {}
+
+    async def handle(self, session: Session) -> AsyncSandbox:
+        """The library's object for a sandbox that is on this host, its checkpoints bound to its owner's space."""
+        found = self._handles.get(session.id)
+        if found is None:
+            found = AsyncSandbox._of(await blocking(self.machine, session))
+            found = self._handles.setdefault(session.id, found)
+        return found
+
+    def machine(self, session: Session, home: Home | None = None) -> Machine:
+        machine = Machine(home or self.home, session.id)
+        machine.store = self.spaces.store(session.owner, session.project)
+        return machine
+
+    def hold_secrets(self, id: str, secrets: dict[str, str] | None) -> None:
+        if secrets:
+            self._secrets[id] = dict(secrets)
+
+    async def create(self, session: Session, options: dict[str, Any]) -> None:
+        """Bring up the sandbox of a new row."""
+        await blocking(self._create, session, options)
+        self.hold_secrets(session.id, options.get("secrets"))
+
+    def _create(self, session: Session, options: dict[str, Any]) -> None:
+        home, store = Reserved(self.home.path, [session.id]), self.spaces.store(session.owner, session.project)
+        options = dict(options)
+        checkpoint, require = options.pop("from_checkpoint", None), options.pop("require", "files")
+        if checkpoint is None:
+            keeping.choose_store(lifecycle.create(home, **options), store)
+        else:
+            options.pop("base", None)
+            keeping.create_from(home, store, checkpoint, require, mounts=None, **options)
+
+    async def pause(self, session: Session) -> Slept:
+        sandbox = await self.handle(session)
+        if session.id not in self.asked:
+            await refuse_foreground(sandbox)
+        store = await blocking(self.spaces.store, session.owner, session.project)
+        held = await blocking(sandbox._held.secrets)
+        try:
+            checkpoint = (await sandbox.pause("paused by the server")).id
+        except SandboxPaused:
+            checkpoint = await blocking(_asleep_in, sandbox._held)
+        self.hold_secrets(session.id, held)
+        self._handles.pop(session.id, None)
+        return Slept(checkpoint, store.spec.url)
+
+    async def resume(self, session: Session) -> None:
+        self._handles.pop(session.id, None)
+        secrets = self._secrets.get(session.id, {})
+        await blocking(self._resume, session, secrets)
+        missing = sorted(set(session.config.get("secrets", [])) - set(secrets))
+        if missing:
+            await self._db.call(self._log.event, session.id, "secrets_missing", names=missing)
+
+    def _resume(self, session: Session, secrets: dict[str, str]) -> None:
+        """From what sleeps here if it is the session's newest state, else from its checkpoint."""
+        machine = self.machine(session)
+        try:
+            with machine.held() as record:
+                running = record.state is State.RUNNING and machine.alive(record)
+                fits = record.paused is not None and record.paused["checkpoint"] == session.checkpoint
+        except NotFound:
+            running = fits = False
+        else:
+            if running:
+                return
+            if fits:
+                pausing.resume(machine, secrets, "files")
+                return
+            lifecycle.kill(machine)
+        if session.checkpoint is None:
+            raise SandboxDead(f"{session.id} has no checkpoint to come back from", "create a new one")
+        self._bring(session, secrets)
+
+    def _bring(self, session: Session, secrets: dict[str, str]) -> None:
+        """A sandbox with this id from a checkpoint that another host may have made."""
+        config = session.config
+        options: dict[str, Any] = {
+            "runtime": config.get("runtime", "auto"), "env": None, "secrets": secrets, "limits": Limits(**config.get("limits", {})),
+            "network": config.get("network", "none"), "mounts": None, "cwd": None, "metadata": session.metadata,
+        }  # fmt: skip
+        store, home = self.spaces.store(session.owner, session.project), Reserved(self.home.path, [session.id] * 2)
+        assert session.checkpoint is not None
+        try:
+            keeping.create_from(home, store, session.checkpoint, "relaunched", **options)
+        except FloorNotReached:
+            keeping.create_from(home, store, session.checkpoint, "files", **options)
+
+    async def remove(self, session: Session) -> None:
+        self._secrets.pop(session.id, None)
+        await self.discard(session)
+
+    async def discard(self, session: Session) -> None:
+        found = self._handles.pop(session.id, None)
+        if found is not None:
+            await found._link.close()
+        await blocking(lifecycle.kill, Machine(self.home, session.id))
+
+    async def real(self, id: str) -> Reality | None:
+        return await blocking(self._real, id)
+
+    def _real(self, id: str) -> Reality | None:
+        machine = Machine(self.home, id)
+        try:
+            with machine.held() as record:
+                if record.state is State.PAUSED and record.paused is not None:
+                    return Reality("paused", record.paused["checkpoint"], record.store)
+                return Reality("running") if machine.alive(record) else None
+        except NotFound:
+            return None
+
+
+async def refuse_foreground(sandbox: AsyncSandbox) -> None:
+    """A command that somebody waits for, also one begun by a server that has since died, is no idleness."""
+    try:
+        running = [one for one in await sandbox.commands.list() if one.running and not one.background]
+    except SandkeepError:
+        return
+    if running:
+        raise Busy(f"{sandbox.id} runs a foreground command", "wait until it ends")
+
+
+def _asleep_in(machine: Machine) -> str:
+    record = machine.record()
+    if record.paused is None:
+        raise SandboxDead(f"{machine.id} is neither running nor asleep", "resume it from its last checkpoint")
+    return str(record.paused["checkpoint"])

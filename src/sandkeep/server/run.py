@@ -1,0 +1,46 @@
+"""Run the application in this process until a signal says stop, then drain and return."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+
+import uvicorn
+
+from sandkeep.server.app import create_app
+from sandkeep.server.settings import Settings
+
+
+class Server(uvicorn.Server):
+    """Stops at SIGTERM and SIGINT without dying of them: a drain that went well ends with 0."""
+
+    def __init__(self, config: uvicorn.Config, started: Callable[[int], None]) -> None:
+        super().__init__(config)
+        self._told = started
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    async def startup(self, sockets: object = None) -> None:
+        await super().startup()
+        if self.started:
+            self._told(self.servers[0].sockets[0].getsockname()[1])
+
+
+def serve(settings: Settings, started: Callable[[int], None] = lambda port: None) -> bool:
+    """True when it ran and stopped in good order. `started` is told the port once requests are taken."""
+    config = uvicorn.Config(
+        create_app(settings), host=settings.host, port=settings.port, log_config=None, access_log=False, server_header=False,
+        proxy_headers=False, ws="websockets-sansio", ws_max_size=16 << 20, ws_per_message_deflate=False,
+        timeout_graceful_shutdown=int(settings.grace_seconds), timeout_keep_alive=30, h11_max_incomplete_event_size=64 << 10,
+    )  # fmt: skip
+    server = Server(config, started)
+    server.run()
+    return server.started
