@@ -17,7 +17,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from faulty import Faulty
-from sandkeep.errors import BadArgument, Corrupt, NotFound, StateConflict, StoreMissing, StoreUnreachable, Unsupported
+from sandkeep.errors import (
+    BadArgument,
+    Corrupt,
+    NotFound,
+    StateConflict,
+    StoreError,
+    StoreMissing,
+    StoreUnreachable,
+    Unsupported,
+)
 from sandkeep.store import format as fmt
 from sandkeep.store.lease import put_sealed
 from sandkeep.store.objects import Objects, open_objects
@@ -395,6 +404,43 @@ def test_the_cache_may_be_deleted_or_damaged_at_any_time(opened: Open, tmp_path:
     shutil.rmtree(tmp_path / "cache")
     check(repo, ids, blobs)
     check(opened(), ids, blobs)
+
+
+def test_a_cache_damaged_while_it_is_open(opened: Open, tmp_path: Path) -> None:
+    blobs = blobs_of(15, 300)
+    repo = opened()
+    ids = save(repo, "n0", blobs)
+    path = tmp_path / "cache" / repo.id / "index.db"
+    said: list[str] = []
+    for turn in range(1, 6):
+        repo.index.rows("PRAGMA wal_checkpoint(TRUNCATE)")
+        path.write_bytes(random.Random(turn).randbytes(path.stat().st_size))
+        for action in (
+            lambda: check(repo, ids, blobs),
+            lambda turn=turn: save(repo, f"n{turn}", [*blobs, bytes([turn])]),
+            lambda: list(repo.list_records("t", full=True)),
+            lambda: repo.gc(lambda: live(repo)),
+            repo.verify,
+        ):
+            try:
+                action()
+            except StoreError as error:
+                said.append(error.message)
+    assert all("cache" in message for message in said)
+    far = opened("far")
+    for name in far.list_records("t"):
+        check(far, *kept(far, name, blobs if name == "n0" else [*blobs, bytes([int(name[1:])])]))
+    assert far.verify() == []
+
+
+def test_a_closed_repository_says_so(opened: Open, tmp_path: Path) -> None:
+    repo = opened()
+    repo.close()
+    with pytest.raises(BadArgument):
+        repo.has(bytes(32))
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StoreError, match="cache"):
+        opened("file")
 
 
 def test_a_cache_of_another_store_is_not_believed(opened: Open, tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sandkeep.errors import Busy, Corrupt, NotFound
+from sandkeep.errors import Busy, Corrupt, NotFound, StoreError
 from sandkeep.store.format import PackIndex, index_object, read_index_object, unique
-from sandkeep.store.index import BLOCK_BITS, read_marks
+from sandkeep.store.index import BLOCK_BITS, DAMAGE, read_marks
 from sandkeep.store.lease import Lease, Other, others, put_sealed, read_condemned, seal_value
 from sandkeep.store.verify import read_pack_footer
 from sandkeep.store.writer import PACK_SIZE, Writer
@@ -40,14 +40,17 @@ class GcReport:
 
 
 def collect(repo: Repository, live: Live, dry_run: bool) -> GcReport:
-    if dry_run:
-        return _forecast(repo, live)
-    lease = Lease(repo.objects, "gc", repo.lease)
-    lease.begin()
     try:
-        return _Collector(repo, live, lease).run()
-    finally:
-        lease.end()
+        if dry_run:
+            return _forecast(repo, live)
+        lease = Lease(repo.objects, "gc", repo.lease)
+        lease.begin()
+        try:
+            return _Collector(repo, live, lease).run()
+        finally:
+            lease.end()
+    except DAMAGE as error:
+        raise StoreError(f"the local cache was damaged or replaced while collecting: {error}", "run gc again") from error
 
 
 def _forecast(repo: Repository, live: Live) -> GcReport:

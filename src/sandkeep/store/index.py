@@ -10,15 +10,18 @@ import fcntl
 import os
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from sandkeep.errors import Corrupt, NotFound, StoreError
+from sandkeep.errors import BadArgument, Corrupt, NotFound, StoreError
 from sandkeep.store.format import PackIndex, read_index_object
 from sandkeep.store.objects import Objects
+
+T = TypeVar("T")
 
 WINDOW = 1000  # the newest names listed again at each refresh: one page of an S3 listing
 
@@ -159,16 +162,29 @@ class Index:
                 raise
             self._db.commit()
 
-    def rows(self, sql: str, args: Sequence[object] = ()) -> list[tuple[object, ...]]:
+    def attempt(self, work: Callable[[], T]) -> T:
+        """Do this, and once more with a rebuilt cache if the cache turns out to be damaged."""
         with self._mutex:
             try:
-                return self._db.execute(sql, args).fetchall()
+                return work()
+            except sqlite3.ProgrammingError as error:
+                raise BadArgument(f"the repository can't be used: {error}", "it was closed: open it again") from error
             except DAMAGE:
                 self.rebuild()
             try:
-                return self._db.execute(sql, args).fetchall()
+                return work()
             except DAMAGE as error:
                 raise self._unusable(error) from error
+
+    def rows(self, sql: str, args: Sequence[object] = ()) -> list[tuple[object, ...]]:
+        return self.attempt(lambda: self._db.execute(sql, args).fetchall())
+
+    def write(self, sql: str, args: Sequence[object]) -> None:
+        def once() -> None:
+            with self.change() as db:
+                db.execute(sql, args)
+
+        self.attempt(once)
 
     def _get(self, key: str) -> str | None:
         row = self._db.execute("SELECT value FROM meta WHERE key=?", (key,)).fetchone()
@@ -216,8 +232,13 @@ class Index:
 
     def add(self, name: str, packs: Iterable[PackIndex]) -> None:
         """An index object this process has just written."""
-        with self.change() as db:
-            self._insert(db, name, list(packs))
+        made = list(packs)
+
+        def once() -> None:
+            with self.change() as db:
+                self._insert(db, name, made)
+
+        self.attempt(once)
 
     def _insert(self, db: sqlite3.Connection, name: str, packs: list[PackIndex] | None) -> None:
         db.execute("INSERT OR REPLACE INTO source VALUES(?,?)", (name, packs is None))

@@ -34,8 +34,7 @@ class Records:
             raise NotFound(f"{kind} {name} is not in the store") from None
         data = unseal(full, sealed)
         if cached:
-            with self._index.change() as db:
-                db.execute("INSERT OR REPLACE INTO record VALUES(?,?,?)", (kind, name, sealed))
+            self._index.write("INSERT OR REPLACE INTO record VALUES(?,?,?)", (kind, name, sealed))
         return data
 
     def delete(self, kind: str, full: str) -> None:
@@ -43,11 +42,10 @@ class Records:
         self._forget(kind, full.rsplit("/", 1)[1])
 
     def _forget(self, kind: str, name: str) -> None:
-        with self._index.change() as db:
-            db.execute("DELETE FROM record WHERE kind=? AND name=?", (kind, name))
+        self._index.write("DELETE FROM record WHERE kind=? AND name=?", (kind, name))
 
     def names(self, kind: str, after: str, newest_first: bool, full: bool) -> Iterator[str]:
-        self._sync(kind, full)
+        self._index.attempt(lambda: self._sync(kind, full))
         at = after
         order, compare = ("DESC", "<") if newest_first else ("ASC", ">")
         first = True
