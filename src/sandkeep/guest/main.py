@@ -100,20 +100,21 @@ class Guest:
         return any(isinstance(conn.task, (files.Read, files.Write, jobs.Job)) for conn in self._clients)
 
     def _close(self) -> None:
+        """The socket's name goes last: who sees it gone knows that nothing is open."""
+        for conn in list(self._clients):
+            conn.close()
         if self._listener is not None:
             self.loop.forget(self._listener.fileno())
             self._listener.close()
             self._listener = None
             os.unlink(os.path.join(self.run, "guest.sock"))
-        for conn in list(self._clients):
-            conn.close()
 
     def sleep(self) -> None:
         if self._listener is None:
             return
-        self._close()
         self.session.clean()
         self.session.secrets = {}
+        self._close()
         self.loop.later(_WAKE_POLL, self._wake)
 
     def _wake(self) -> None:

@@ -27,7 +27,7 @@ _OWN = frozenset(
     "_ BASH BASHOPTS BASHPID BASH_ALIASES BASH_ARGC BASH_ARGV BASH_ARGV0 BASH_CMDS BASH_COMMAND BASH_EXECUTION_STRING BASH_LINENO "
     "BASH_LOADABLES_PATH BASH_REMATCH BASH_SOURCE BASH_SUBSHELL BASH_VERSINFO BASH_VERSION COLUMNS COMP_WORDBREAKS DIRSTACK "
     "EPOCHREALTIME EPOCHSECONDS EUID FUNCNAME GROUPS HISTCMD HOSTNAME HOSTTYPE LINENO LINES MACHTYPE OPTERR OPTIND OSTYPE "
-    "PIPESTATUS PPID PWD RANDOM SECONDS SHELLOPTS SHLVL SRANDOM UID SANDKEEP_RUN_ID PS1 PS2 __sk __sk_done __sk_end __sk_set __sk_shopt".split()
+    "PIPESTATUS PPID PWD RANDOM SECONDS SHELLOPTS SHLVL SRANDOM UID SANDKEEP_RUN_ID PS1 PS2 __sk __sk_code __sk_done __sk_end __sk_set __sk_shopt".split()
 )
 _LOUD = ("set -o verbose", "set -o xtrace")  # set inside the call's own text, so that they do not show ours
 _UNSTICKY = frozenset("noexec onecmd privileged history histexpand monitor emacs vi login_shell restricted_shell".split())
@@ -52,9 +52,10 @@ _SH_SAVE = (
     """{ [ -n "${__sk_done-}" ] || { __sk_done=1; set; printf "\\0"; export -p; printf "\\0"; alias; printf "\\0"; """
     """printf "umask %s\\0%s\\0end" "$(umask)" "$PWD"; }; } 2>/dev/null >&""" + str(BLOB)
 )
-_READ = 'IFS= read -rd "" __sk <&{};'.format(BLOB)
+_READ = 'IFS= read -rd "" {} <&{};'
 # All on one line, so that the code's first line is line 1 in the shell's messages.
-_START = _READ + 'eval "$__sk";' + _READ + 'eval "unset __sk;$__sk";{ eval "$__sk_end";} 2>/dev/null;exit $1'
+_START = _READ.format("__sk", BLOB) + _READ.format("__sk_code", BLOB)
+_START += 'eval "$__sk";builtin eval "$__sk_code";{ builtin eval "$__sk_end";} 2>/dev/null;exit $1'
 _SH_START = ". /proc/self/fd/{}".format(BLOB)
 
 
@@ -156,7 +157,8 @@ def _read_declare(text: bytes) -> Tuple[Dict[str, str], Dict[str, str], Dict[str
             env[name] = os.fsdecode(unquote(value))
             if flags == "x":
                 continue
-        kept[name] = os.fsdecode(match[0])
+        if name != "OLDPWD" or value is not None:
+            kept[name] = os.fsdecode(match[0])
     return env, kept, now
 
 

@@ -1,0 +1,282 @@
+"""The process table: replay, back-pressure, trees, terminals, and a guest that outlives its clients."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from guest_box import PATIENCE, Box, children, gone, guest, until
+
+from sandkeep.errors import BadArgument, FileMissing, ProcessNotFound
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Iterator[Box]:
+    run = tmp_path / "run"
+    run.mkdir()
+    with guest(run) as found:
+        yield found
+
+
+def start(box: Box, **fields: object) -> int:
+    pid: int = box.link.call("start", **fields)["pid"]
+    return pid
+
+
+def test_output_is_replayed_to_whoever_comes_later(box: Box) -> None:
+    pid = start(box, argv=["sh", "-c", "printf out; printf err >&2; exit 5"])
+    for _ in range(2):
+        done = box.attach(pid)
+        assert (done.stdout, done.stderr, done.exit_code) == (b"out", b"err", 5)
+    later = box.attach(pid, positions={"stdout": 1, "stderr": 3})
+    assert (later.stdout, later.stderr) == (b"ut", b"")
+    with pytest.raises(BadArgument):
+        box.attach(pid, positions={"stdout": 4})
+
+
+def test_a_process_that_nobody_follows_never_blocks_and_its_loss_is_counted(box: Box) -> None:
+    pid = start(box, code=f"head -c {3 * MIB} /dev/zero; printf end")
+    assert box.link.call("wait", pid=pid, timeout=60)["exit_code"] == 0
+    done = box.attach(pid)
+    assert len(done.stdout) == MIB
+    assert done.stdout.endswith(b"\0end")
+    assert done.result["dropped"] == {"stdout": 2 * MIB + 3}
+    assert done.result["positions"] == {"stdout": 3 * MIB + 3, "stderr": 0}
+
+
+def test_a_follower_that_reads_slowly_loses_nothing(box: Box) -> None:
+    size = 20 * MIB
+    with box.link.stream("run", {"code": f"head -c {size} /dev/zero"}, timeout=PATIENCE) as events:
+        pid = events.first_json()["started"]
+        until(lambda: ring_end(box, pid) >= MIB, "the ring is full")
+        assert ring_end(box, pid) < size
+        assert box.text("echo others go on") == "others go on\n"
+        assert sum(len(data) for kind, data in events if kind == "stdout") == size
+        assert events.result["dropped"] == {}
+
+
+def ring_end(box: Box, pid: int) -> int:
+    end: int = box.link.call("process", pid=pid)["positions"]["stdout"]["end"]
+    return end
+
+
+def test_a_command_outlives_its_client_and_can_be_found_again(box: Box, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    with box.link.stream("run", {"code": f"echo before; read line <{gate}; echo after; kept=1"}, timeout=PATIENCE) as events:
+        pid = events.first_json()["started"]
+    gate.write_text("go\n")
+    done = box.attach(pid)
+    assert (done.stdout, done.exit_code) == (b"before\nafter\n", 0)
+    assert box.text("printf %s $kept") == "1"
+
+
+@pytest.mark.parametrize("escape", ["sleep 600 &", "setsid sleep 600 &", "(setsid sleep 600 &);", "nohup sh -c 'trap \"\" TERM; sleep 600' &"])
+def test_a_timeout_ends_the_whole_tree(box: Box, tmp_path: Path, escape: str) -> None:
+    done = box.run(f"{escape} trap '' TERM INT; echo $$; sleep 600", timeout=1)
+    assert done.exit_code == 124
+    assert done.result["timed_out"] is True
+    assert gone(int(done.stdout))
+    run = box.run("printf %s ${SANDKEEP_RUN_ID%-*}").stdout
+    until(lambda: not marked(run + b"-1"), "nothing of the tree is left")
+
+
+def marked(run: bytes) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and not gone(int(entry.name)):
+            try:
+                if b"SANDKEEP_RUN_ID=" + run in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+def test_signals_go_to_the_tree_or_to_one(box: Box) -> None:
+    pid = start(box, code="trap 'echo caught; exit 7' USR1; while :; do sleep 0.05; done")
+    pid2 = start(box, code="sleep 600 & sleep 600")
+    assert box.link.call("signal", pid=pid2, signal="KILL")["signalled"] >= 1
+    assert box.link.call("wait", pid=pid2, timeout=60)["signal"] == "SIGKILL"
+    until(lambda: caught(box, pid), "the trap was set and the signal came")
+    with pytest.raises(ProcessNotFound):
+        box.link.call("signal", pid=pid, signal=15)
+
+
+def caught(box: Box, pid: int) -> bool:
+    try:
+        box.link.call("signal", pid=pid, signal=int(signal.SIGUSR1), tree=False)
+    except ProcessNotFound:
+        return True
+    return bool(box.link.call("process", pid=pid)["exit_code"] is not None)
+
+
+def test_input_goes_in_piece_by_piece(box: Box) -> None:
+    pid = start(box, argv=["cat"])
+    box.stdin(pid, b"one ")
+    box.stdin(pid, b"two", b"x" * MIB)
+    box.link.call("close_stdin", pid=pid)
+    assert box.attach(pid).stdout == b"one two" + b"x" * MIB
+    with pytest.raises(ProcessNotFound):
+        box.stdin(pid, b"late")
+
+
+def test_a_terminal_is_a_real_one(box: Box) -> None:
+    pid = start(box, pty=True, cols=100, rows=30, argv=["sh"])
+    box.stdin(pid, b"stty size; test -t 0 && echo is-$((40+2)); tty\n")
+    until(lambda: b"30 100" in seen(box, pid) and b"is-42" in seen(box, pid), "the terminal tells its size")
+    box.link.call("resize", pid=pid, cols=81, rows=25)
+    box.stdin(pid, b"stty size\n")
+    until(lambda: b"25 81" in seen(box, pid), "the new size is told")
+    box.stdin(pid, b"sleep 600\n")
+    until(lambda: children(pid), "the job runs")
+    box.stdin(pid, b"\x03echo broke-$((1+1))\n")
+    until(lambda: b"broke-2" in seen(box, pid), "control-C ends the job")
+    box.link.call("close_stdin", pid=pid)
+    assert box.link.call("wait", pid=pid, timeout=60)["running"] is False
+
+
+def seen(box: Box, pid: int) -> bytes:
+    """What a terminal shows so far."""
+    end = ring_end(box, pid)
+    out = bytearray()
+    with box.link.stream("attach", {"pid": pid}, timeout=PATIENCE) as events:
+        while len(out) < end:
+            out += next(events)[1]
+    return bytes(out)
+
+
+def test_a_shell_on_a_terminal_is_interactive(box: Box) -> None:
+    pid = start(box, pty=True)
+    box.stdin(pid, b"case $- in *i*) echo inter-$((1+1));; esac; exit 3\n")
+    done = box.attach(pid)
+    assert b"inter-2" in done.stdout
+    assert done.exit_code == 3
+
+
+def test_the_list_tells_what_runs_and_what_ran(box: Box) -> None:
+    box.text("export S=1; cd /usr")
+    server = "import socket,time; s=socket.socket(); s.bind(('127.0.0.1',0)); s.listen(); print(s.getsockname()[1],flush=True); time.sleep(600)"
+    pid = box.link.call("run", code=f'exec python3 -c "{server}"', background=True, tag="web", env={"E": "2"})["pid"]
+    with box.link.stream("attach", {"pid": pid}, timeout=PATIENCE) as events:
+        port = int(next(events)[1])
+    ended = start(box, argv=["sh", "-c", "exit 9"])
+    box.link.call("wait", pid=ended, timeout=60)
+    told = {one["pid"]: one for one in box.link.call("list")["processes"]}
+    web = told[pid]
+    assert (web["running"], web["exit_code"], web["tag"], web["cwd"], web["env"], web["pty"]) == (True, None, "web", "/usr", {"E": "2"}, False)
+    assert web["background"] is True
+    assert web["ports"] == [port]
+    assert web["argv"][1] == "-c"
+    assert "SANDKEEP_RUN_ID" not in repr(told)
+    assert (told[ended]["running"], told[ended]["exit_code"]) == (False, 9)
+    assert port in box.link.call("ports")["ports"]
+
+
+def test_a_background_command_starts_from_the_session_and_gives_nothing_back(box: Box) -> None:
+    box.text("v=here; f() { echo f-$v; }")
+    pid = box.link.call("run", code="f; v=changed; cd /usr", background=True)["pid"]
+    assert box.attach(pid).stdout == b"f-here\n"
+    assert box.text("printf %s $v") == "here"
+
+
+def test_what_can_not_be_started_is_an_error_and_changes_nothing(box: Box) -> None:
+    with pytest.raises(FileMissing, match="no-such-program"):
+        start(box, argv=["no-such-program"])
+    with pytest.raises(FileMissing, match="/nowhere"):
+        box.run("true", cwd="/nowhere")
+    with pytest.raises(BadArgument):
+        box.run("true", user="nobody-of-this-name")
+    with pytest.raises(BadArgument):
+        start(box, argv=["true"], code="true")
+    assert box.link.call("history_list")["history"] == []
+    assert box.link.call("list")["processes"] == []
+
+
+def test_processes_stop_and_go_on(box: Box) -> None:
+    pid = start(box, code="while :; do echo tick; sleep 0.01; done")
+    until(lambda: ring_end(box, pid) > 0, "it ticks")
+    assert box.link.call("stop_all")["stopped"] >= 1
+    assert "T" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    box.link.call("cont_all")
+    end = ring_end(box, pid)
+    until(lambda: ring_end(box, pid) > end, "it ticks again")
+    assert box.link.call("kill_all")["killed"] >= 1
+    assert box.link.call("wait", pid=pid, timeout=60)["signal"] == "SIGKILL"
+
+
+def test_while_held_nothing_new_begins(box: Box) -> None:
+    with box.link.stream("hold", timeout=PATIENCE) as hold:
+        facts = hold.first_json()
+        assert facts["idle"] is True
+        assert facts["shared_maps"] is False
+        assert set(facts["session"]) == {"env", "cwd", "shell", "history", "user"}
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(str(box.run_dir / "guest.sock"))
+        request = b'{"op":"run","code":"true"}'
+        sock.sendall(struct.pack("!IB", len(request) + 1, 0) + request)
+        assert box.link.call("history_list")["history"] == []
+    assert sock.recv(5)
+    sock.close()
+    assert [one["command"] for one in box.link.call("history_list")["history"]] == ["true"]
+    pid = start(box, argv=["sleep", "600"])
+    with box.link.stream("hold", timeout=PATIENCE) as hold:
+        facts = hold.first_json()
+        assert facts["idle"] is False
+        assert [one["pid"] for one in facts["processes"] if one["running"]] == [pid]
+
+
+def test_sleep_lets_go_of_the_socket_and_wake_brings_it_back(box: Box) -> None:
+    box.text("x=1")
+    box.link.call("secrets_set", secrets={"K": "secret-value"})
+    box.text("copy=$K")
+    pid = start(box, argv=["cat"])
+    facts = box.link.call("sleep")
+    assert facts["session"]["shell"]["variables"].keys() == {"x"}
+    until(lambda: not (box.run_dir / "guest.sock").exists(), "the socket is gone")
+    (box.run_dir / "wake").write_text("token-7")
+    box.link.close()
+    hello = box.link.ready(PATIENCE, lambda: True)
+    assert hello["wake"] == "token-7"
+    assert not (box.run_dir / "wake").exists()
+    assert box.text("printf %s $x${K-}${copy-}") == "1"
+    box.stdin(pid, b"still here")
+    box.link.call("close_stdin", pid=pid)
+    assert box.attach(pid).stdout == b"still here"
+
+
+def test_signals_and_shutdown(box: Box) -> None:
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGPIPE):
+        box.process.send_signal(number)
+    assert box.text("echo alive") == "alive\n"
+    pid = start(box, argv=["sleep", "600"])
+    box.link.call("shutdown")
+    assert box.process.wait(PATIENCE) == 0
+    until(lambda: gone(pid), "its children are gone")
+    assert not (box.run_dir / "guest.sock").exists()
+
+
+def test_usage_and_reseed(box: Box) -> None:
+    told = box.link.call("usage")
+    assert told["pids"] >= 1
+    assert told["rss_bytes"] > MIB
+    assert told["disk_total"] >= told["disk_free"] > 0
+    assert box.link.call("reseed", seed="ab" * 32)["urandom"] is True
+
+
+def test_python_3_8_can_read_every_module() -> None:
+    import ast
+
+    from sandkeep.runtime.link import guest_source
+
+    modules = sorted(guest_source().glob("*.py"))
+    assert len(modules) > 10
+    for module in modules:
+        ast.parse(module.read_text(), feature_version=(3, 8))
