@@ -1,0 +1,100 @@
+"""An agent's program as a layer: installed once in a sandbox of its own, then shared by every sandbox that stands on it.
+
+The stack is remembered like that of a known checkpoint (`known/agents/<agent>.json`): a cache, dropped by `gc --cache` and
+made again when it is missed. Blocking.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+from sandkeep.agents.spec import AgentSpec
+from sandkeep.errors import RuntimeFailed
+from sandkeep.model import Limits, Mount
+from sandkeep.runtime.base import resolve
+from sandkeep.runtime.pick import pick
+from sandkeep.sandbox import Sandbox, lifecycle
+from sandkeep.sandbox.home import Home, lock, read_json, write_json
+from sandkeep.sandbox.machine import Machine
+from sandkeep.sandbox.record import Record
+from sandkeep.sandbox.saving import take
+
+_SHOWN = "/mnt/agents"
+_PASSED = ("npm_config_registry", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
+
+
+def create(home: Home, spec: AgentSpec, packages: Path | None, **options: Any) -> str:
+    """A sandbox with the agent's program in it; its id."""
+    runtime = options.pop("runtime")
+    if not spec.package:
+        return lifecycle.create(home, runtime=runtime, **options).id
+    env, secrets = (lifecycle.check_variables(name, options.pop(name)) for name in ("env", "secrets"))
+    engine, limits = pick(runtime, home.path), options.pop("limits") or Limits()
+    lifecycle.refuse_limits(engine, limits)
+    record = Record(
+        id=home.new_id(), runtime=engine.name, base="host", limits=limits, network=options["network"],
+        mounts=list(options["mounts"] or []), metadata=lifecycle.check_metadata(options["metadata"]),
+    )  # fmt: skip
+
+    def prepare(machine: Machine) -> None:
+        while True:
+            with home.layers_lock():
+                stack = _recall(home, spec)
+                if stack is not None:
+                    record.stack = stack
+                    record.save(machine.folder)
+                    return
+            _install(home, spec, packages, runtime)
+
+    return lifecycle.begin(home, record, {"more_env": env} if env else {}, secrets, prepare).id
+
+
+def _file(home: Home, spec: AgentSpec) -> Path:
+    of = "\0".join((spec.package, spec.version, spec.install, resolve("host", home.path).fingerprint))
+    return home.path / "known" / "agents" / f"{spec.name}-{hashlib.sha256(of.encode()).hexdigest()[:16]}.json"
+
+
+def _recall(home: Home, spec: AgentSpec) -> list[str] | None:
+    try:
+        stack: list[str] = read_json(_file(home, spec))["stack"]
+    except FileNotFoundError:
+        return None
+    return stack if home.layers.here(stack) else None
+
+
+def _install(home: Home, spec: AgentSpec, packages: Path | None, runtime: str) -> None:
+    home.ensure()
+    with lock(home.path / "agents.lock"):
+        if _recall(home, spec) is not None:
+            return
+        source = packages / spec.name if packages is not None else None
+        local = source is not None and source.is_dir()
+        mounts = [Mount(str(source), _SHOWN)] if local else []
+        with Sandbox(home=home.path, runtime=runtime, network="none" if local else "host", mounts=mounts) as sandbox:
+            line = f"cp -a --no-preserve=ownership {_SHOWN}/. {shlex.quote(spec.into)}/" if local else _line(spec)
+            env = {} if local else {name: os.environ[name] for name in _PASSED if name in os.environ}
+            done = sandbox.commands.run(
+                f"mkdir -p {shlex.quote(spec.into)} && {line}", user="root", cwd="/", env={"HOME": "/root", **env}
+            )
+            program = f"{spec.into}/{spec.program}"
+            if done.exit_code != 0 or not sandbox.files.exists(program):
+                raise RuntimeFailed(
+                    f"agent {spec.name} could not be installed: {(done.stderr or done.stdout).strip()[-2000:]}",
+                    "set npm_config_registry, or SANDKEEP_AGENT_PACKAGES to a folder with <agent>/ npm prefixes",
+                )
+            sandbox.commands.run("rm -rf /root/.npm /tmp/* && chmod -R a+rX /opt/agents", user="root", cwd="/")
+            machine = sandbox._held
+            with machine.held() as record:
+                stack = take(machine, record).stack
+                _file(home, spec).parent.mkdir(parents=True, exist_ok=True)
+                write_json(_file(home, spec), {"stack": stack})
+
+
+def _line(spec: AgentSpec) -> str:
+    return spec.install.format(
+        into=shlex.quote(spec.into), package=shlex.quote(spec.package), version=shlex.quote(spec.version)
+    )
