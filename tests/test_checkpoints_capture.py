@@ -10,7 +10,6 @@ import os
 import pickle
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from sandkeep.checkpoints.capture import load_record
 from sandkeep.checkpoints.filters import Filter
 from sandkeep.checkpoints.records import is_id, new_id, time_of
 from sandkeep.errors import BadArgument, CheckpointNotFound, StateConflict, StoreFull
+from sandkeep.store.writer import Writer
 from trees import BASE, looks, make_socket, open_repo, quick_folder, save
 
 
@@ -433,27 +433,28 @@ def test_sockets_and_devices_are_left_out_and_said_so(tmp_path: Path) -> None:
 # failures
 
 
-def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
-    tree = fill(tmp_path / "tree", {"log": b"x" * 30_000_000})
-    stop = threading.Event()
+@pytest.mark.parametrize("how", ["rewritten", "longer", "shorter"])
+def test_a_file_that_changes_while_it_is_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    tree = fill(tmp_path / "tree", {"log": b"x" * 1_000_000})
+    os.utime(tree / "log", ns=(1, 1))
+    add = Writer.add
 
-    def scribble() -> None:
-        with open(tree / "log", "r+b", buffering=0) as file:
-            while not stop.is_set():
-                file.seek(0)
-                file.write(os.urandom(64))
-                time.sleep(0.0005)
+    def add_and_change(writer: Writer, data: bytes, meta: bool = False) -> bytes:
+        if how == "shorter":
+            os.truncate(tree / "log", 500_000)
+        else:
+            with open(tree / "log", "ab" if how == "longer" else "r+b") as file:
+                file.write(b"y")
+        return add(writer, data, meta)
 
-    writer = threading.Thread(target=scribble)
-    writer.start()
-    try:
-        with open_repo(tmp_path) as repo:
+    with open_repo(tmp_path) as repo:
+        with monkeypatch.context() as patched:
+            patched.setattr(Writer, "add", add_and_change)
             with pytest.raises(StateConflict, match="changed while"):
                 save(repo, tree)
-            assert list(repo.list_records("checkpoints", full=True)) == []
-    finally:
-        stop.set()
-        writer.join()
+        assert list(repo.list_records("checkpoints", full=True)) == []
 
 
 def test_bad_input_changes_nothing(tmp_path: Path) -> None:
