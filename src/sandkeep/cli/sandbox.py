@@ -42,13 +42,19 @@ def mount(text: str) -> Mount:
     return Mount(host, guest, readonly=mode != "rw")
 
 
+def limits_of(memory: str | None, cpus: float | None, pids: int | None) -> Limits | None:
+    if memory is None and cpus is None and pids is None:
+        return None
+    return Limits(memory=memory, cpus=cpus, **({} if pids is None else {"pids": pids}))
+
+
 @sandbox.command()
 @click.option("--base", default="host", show_default=True, help="host, a root filesystem folder, or a tar of one.")
 @click.option("--runtime", default="auto", show_default=True, type=click.Choice(["auto", "runc", "crun", "runsc"]))
 @click.option("--env", multiple=True, metavar="NAME=VALUE")
 @click.option("--memory", help="Limit, such as 512m.")
 @click.option("--cpus", type=float)
-@click.option("--pids", type=int, default=4096, show_default=True)
+@click.option("--pids", type=int, help="Limit [default: 4096 where the host can].")
 @click.option("--network", type=click.Choice(["none", "host"]), default="none", show_default=True)
 @click.option("--mount", "mounts", multiple=True, metavar="HOST:GUEST[:rw]")
 @click.option("--from", "from_checkpoint", metavar="CHECKPOINT", help="A checkpoint's id, a name, or latest.")
@@ -57,12 +63,12 @@ def mount(text: str) -> Mount:
 @json_option
 @guarded
 def create(
-    base: str, runtime: str, env: tuple[str, ...], memory: str | None, cpus: float | None, pids: int, network: Any,
+    base: str, runtime: str, env: tuple[str, ...], memory: str | None, cpus: float | None, pids: int | None, network: Any,
     mounts: tuple[str, ...], from_checkpoint: str | None, store: str | None, home: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Create a sandbox and print its id."""
     made = Sandbox(
-        base=base, runtime=runtime, env=pairs(env, "env"), limits=Limits(memory=memory, cpus=cpus, pids=pids), network=network,
+        base=base, runtime=runtime, env=pairs(env, "env"), limits=limits_of(memory, cpus, pids), network=network,
         mounts=[mount(text) for text in mounts], from_checkpoint=from_checkpoint, store=store, home=home,
     )  # fmt: skip
     if as_json:

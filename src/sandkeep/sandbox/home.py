@@ -34,6 +34,8 @@ class Home:
         self.sandboxes = self.path / "sandboxes"
 
     def ensure(self) -> None:
+        """Nobody else may look in: layers hold setuid files of the sandboxes' own making."""
+        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         for folder in (self.sandboxes, self.layers.folder, self.trash):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 

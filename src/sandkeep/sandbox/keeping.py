@@ -15,12 +15,11 @@ from sandkeep.checkpoints import Source, Store, capture_here, unpack_here
 from sandkeep.checkpoints.filters import Filter
 from sandkeep.checkpoints.merge import Progress
 from sandkeep.checkpoints.records import check_words
-from sandkeep.errors import BadArgument, SandkeepError
-from sandkeep.model import CheckpointInfo, Limits, RestoreReport
+from sandkeep.errors import BadArgument
+from sandkeep.model import CheckpointInfo, RestoreReport
 from sandkeep.runtime.base import Base, resolve
 from sandkeep.runtime.elevate import elevated, is_root
-from sandkeep.runtime.pick import pick
-from sandkeep.sandbox import journal, ladder, lifecycle
+from sandkeep.sandbox import journal, ladder, memory
 from sandkeep.sandbox.home import Home, read_json, write_json
 from sandkeep.sandbox.journal import step
 from sandkeep.sandbox.machine import Machine
@@ -239,64 +238,22 @@ def restore_from(
             "create a sandbox from it instead",
         )
     ladder.check(saved, require)
+    why = memory.problem(machine, record, saved) if saved.image else ""
+    memory.refuse(why, require)
+    image = saved.image if not why else None
     layer = machine.home.layers.new_id()
     journal.begin(machine.folder, "fetch", layer=layer)
     stack = fetch(machine.home, store, saved.id, layer, progress, remembered=remembered)
+    if image:
+        memory.fetch(machine, store, saved.id)
     step("restore: fetched")
-    ended = become(machine, record, stack, dict(saved.session))
+    became = become(machine, record, stack, dict(saved.session), image=image, require=require)
+    memory.drop(machine)
     record.parent, record.parent_stack = (saved.id, stack) if remembered else (None, [])
     record.save(machine.folder)
-    return ladder.report(machine, saved, relaunch=relaunch or require == "relaunched", ended=ended)
-
-
-def create_from(
-    home: Home, store_like: StoreLike, id: str, require: Level, *, progress: Progress | None = None, **options: Any
-) -> tuple[Machine, RestoreReport]:
-    """A fresh sandbox from a checkpoint, here or on another machine than the one that made it."""
-    store = as_store(home, store_like)
-    info = store.get(id)
-    saved = load_saved(store, info.id)
-    ladder.check(saved, require)
-    base = resolve(saved.base["name"], home.path)
-    env, secrets = (
-        lifecycle.check_variables("env", options.pop("env")),
-        lifecycle.check_variables("secrets", options.pop("secrets")),
-    )
-    limits, cwd = options.pop("limits") or Limits(), options.pop("cwd")
-    engine = pick(options.pop("runtime"), home.path)
-    lifecycle.refuse_limits(engine, limits)
-    url, store_options = address(store)
-    home.ensure()
-    layer = home.layers.new_id()
-    record = Record(
-        id=home.new_id(), runtime=engine.name, base=saved.base["name"], limits=limits, network=options["network"],
-        mounts=list(options["mounts"] or []), metadata=lifecycle.check_metadata(options["metadata"]), stack=[layer],
-        store=url, store_options=store_options, parent=info.id,
-    )  # fmt: skip
-    if base.fingerprint != saved.base["fingerprint"]:
-        record.notes.append(f"base {saved.base['name']} differs from the one that the checkpoint was made on")
-    session = dict(saved.session)
-    session["more_env"] = env
-    if cwd:
-        session["cwd"] = cwd
-
-    def prepare(machine: Machine) -> None:
-        with home.layers_lock():
-            known = recall(home, store, info.id)
-            if known is not None:
-                record.stack = known
-                record.save(machine.folder)
-        if known is None:
-            record.stack = fetch(home, store, info.id, layer, progress)
-            record.save(machine.folder)
-        record.parent_stack = list(record.stack)
-
-    machine = lifecycle.begin(home, record, session, secrets, prepare)
-    machine.store = store
-    try:
-        report = ladder.report(machine, saved, relaunch=require != "files", notes=record.notes)
-        ladder.enforce(report, require)
-    except SandkeepError:
-        lifecycle.kill(machine)
-        raise
-    return machine, report
+    if image and not became.why:
+        return RestoreReport("memory", why=ladder.ended(became.ended))
+    relaunch = relaunch or require == "relaunched"
+    report = ladder.report(machine, saved, relaunch=relaunch, ended=became.ended, notes=[why or became.why])
+    ladder.enforce(report, require)
+    return report

@@ -13,14 +13,22 @@ from sandkeep.sandbox.saved import Saved
 LEVELS = ("files", "relaunched", "memory")
 
 
-def check(saved: Saved, require: str) -> None:
-    """Refuse what can't be reached, before anything has changed."""
+def check_level(require: str) -> None:
     if require not in LEVELS:
         raise BadArgument(f"require must be one of {', '.join(LEVELS)}, not {require!r}")
+
+
+def check(saved: Saved, require: str) -> None:
+    """Refuse what can't be reached, before anything has changed."""
+    check_level(require)
     if require == "memory" and saved.image is None:
         raise FloorNotReached(
             "the checkpoint holds no memory image", "take it with memory=True on runtime runsc, or require less"
         )
+
+
+def ended(commands: list[str]) -> str:
+    return f"ended by the restore: {', '.join(commands)}" if commands else ""
 
 
 def report(

@@ -62,23 +62,32 @@ def create(
     if cwd is not None and not cwd.startswith("/"):
         raise BadArgument(f"cwd must be an absolute path inside the sandbox, not {cwd!r}")
     env, secrets = check_variables("env", env), check_variables("secrets", secrets)
+    home.ensure()
     engine = pick(runtime, home.path)
-    limits = limits or Limits()
-    refuse_limits(engine, limits)
+    settled, notes = settle_limits(engine, limits)
     record = Record(
-        id=home.new_id(), runtime=engine.name, base=str(base), limits=limits, network=network,
+        id=home.new_id(), runtime=engine.name, base=str(base), limits=settled, notes=notes, network=network,
         mounts=list(mounts or []), metadata=check_metadata(metadata),
     )  # fmt: skip
     session = {name: value for name, value in (("more_env", env), ("cwd", cwd)) if value}
     return begin(home, record, session, secrets)
 
 
-def refuse_limits(engine: Driver, limits: Limits) -> None:
-    problems = engine.enforceable(limits)
+def settle_limits(engine: Driver, asked: Limits | None) -> tuple[Limits, list[str]]:
+    """What was asked, all of it or an error. Without a word from the user: the defaults that hold here, and notes on the rest."""
+    if asked is None:
+        problems = engine.enforceable(Limits())
+        return (
+            (Limits(pids=None), [f"not limited here: {problem}" for problem in problems])
+            if problems
+            else (Limits(), [])
+        )
+    problems = engine.enforceable(asked)
     if problems:
         raise LimitUnsupported(
             f"this host can't enforce: {'; '.join(problems)}", "leave the limit out, or see `sandkeep doctor`"
         )
+    return asked, []
 
 
 def begin(

@@ -70,7 +70,7 @@ class Machine:
             limits=record.limits,
             network=record.network,
             mounts=record.mounts,
-            argv=guest_argv(),
+            argv=guest_argv(forgetful=self.driver(record).memory),
             env={},
             code=guest_source(),
         )

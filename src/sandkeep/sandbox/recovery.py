@@ -75,15 +75,20 @@ def _copy(machine: Machine, record: Record, entry: dict[str, Any]) -> None:
 
 
 def _pause(machine: Machine, record: Record, entry: dict[str, Any]) -> None:
-    from sandkeep.sandbox.pausing import finish_pause, wake
+    from sandkeep.sandbox.memory import wake
+    from sandkeep.sandbox.pausing import finish_pause
 
     if record.state is State.PAUSED:
         finish_pause(machine, record)
         return
-    alive = machine.alive(record)
-    _copy(machine, record, entry)
-    if alive and not (machine.folder / "run" / "guest.sock").exists():
-        wake(machine, machine.driver(record), {})
+    engine = machine.driver(record)
+    if engine.memory and machine.alive(record):
+        engine.proceed(machine.id, machine.folder)
+        wake(machine, engine, {})
+        record.notes.append("the process that paused it died: its secrets are gone, give them again")
+        record.save(machine.folder)
+    if "layer" in entry and entry["layer"] not in record.copies:
+        machine.home.layers.discard(entry["layer"])
 
 
 def _resume(machine: Machine, record: Record, entry: dict[str, Any]) -> None:
@@ -97,13 +102,21 @@ def _fetch(machine: Machine, record: Record, entry: dict[str, Any]) -> None:
 
 
 def _restore(machine: Machine, record: Record, entry: dict[str, Any]) -> None:
+    from sandkeep.sandbox import memory
+
     session = dict(entry["session"])
     workflow = session.pop("workflow", None) or {}
-    secrets = machine.secrets()
+    secrets, about = machine.secrets(), entry.get("image")
     machine.stop(record)
     settle(machine, record, entry["stack"], entry["new"])
-    machine.start(record, session, secrets)
+    why = memory.try_start(machine, record, about, secrets) if about else ""
+    if why or not about:
+        machine.start(record, session, secrets)
+    if why:
+        record.notes.append(f"restored after a crash without its memory: {why}")
+    record.save(machine.folder)
     BoundState(machine.folder / "workflow.json").replace(workflow)
+    memory.drop(machine)
     machine.drop_tops(but=record.top)
 
 

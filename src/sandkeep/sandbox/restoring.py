@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
+from sandkeep.errors import FloorNotReached
 from sandkeep.model import RestoreReport
-from sandkeep.sandbox import journal, relaunching
+from sandkeep.sandbox import journal, memory, relaunching
 from sandkeep.sandbox.journal import step
 from sandkeep.sandbox.machine import Machine, fresh_seed
 from sandkeep.sandbox.record import Record
@@ -18,19 +20,35 @@ def restore_snapshot(machine: Machine, id: str, *, relaunch: bool = False) -> Re
     """Back to a snapshot of this sandbox. Processes are ended; with `relaunch` the recorded background ones start again."""
     with machine.held() as record:
         saved = load_snapshot(machine, id)
-        lost = become(machine, record, saved["layers"], saved["session"])
-        return relaunching.report(machine, saved["processes"], relaunch=relaunch, ended=lost)
+        became = become(machine, record, saved["layers"], saved["session"])
+        return relaunching.report(machine, saved["processes"], relaunch=relaunch, ended=became.ended)
 
 
-def become(machine: Machine, record: Record, stack: list[str], session: dict[str, Any]) -> list[str]:
-    """Put the sandbox on `stack` with an empty top. Returns the commands that were running and have been ended."""
+@dataclass
+class Became:
+    ended: list[str]  # the commands that were running and have been ended
+    why: str = ""  # why the memory was not brought back
+
+
+def become(
+    machine: Machine,
+    record: Record,
+    stack: list[str],
+    session: dict[str, Any],
+    *,
+    image: dict[str, Any] | None = None,
+    require: str = "files",
+) -> Became:
+    """Put the sandbox on `stack` with an empty top; with `image` from the memory image in its folder, if that can be."""
     engine = machine.driver(record)
     alive = machine.alive(record)
     ended = relaunching.running(machine) if alive else []
+    before = replace(record), machine.link.call("session_get") if alive and image else {}
     new = record.top + 1
-    journal.begin(machine.folder, "restore", stack=stack, session=session, new=new)
+    journal.begin(machine.folder, "restore", stack=stack, session=session, new=new, image=image)
     step("restore: journalled")
     secrets = machine.secrets() if alive else {}
+    why = ""
     if alive and engine.can_rotate:
         machine.link.call("kill_all")
         machine.make_top(new)
@@ -42,14 +60,30 @@ def become(machine: Machine, record: Record, stack: list[str], session: dict[str
         machine.stop(record)
         step("restore: stopped")
         settle(machine, record, stack, new)
-        machine.start(record, guests_part(session), secrets)
+        try:
+            why = memory.try_start(machine, record, image, secrets, require) if image else ""
+        except FloorNotReached:
+            _go_back(machine, record, *before, secrets)
+            raise
+        if why or not image:
+            machine.start(record, guests_part(session), secrets)
     step("restore: running")
+    record.save(machine.folder)
     BoundState(machine.folder / "workflow.json").replace(session.get("workflow") or {})
     machine.link.call("reseed", seed=fresh_seed())
     journal.done(machine.folder)
     machine.drop_tops(but=new)
     sweep_trash(machine.home)
-    return [process["code"] for process in ended]
+    return Became([process["code"] for process in ended], why)
+
+
+def _go_back(machine: Machine, record: Record, old: Record, session: dict[str, Any], secrets: dict[str, str]) -> None:
+    """Files and session as they were before; the processes are gone."""
+    settle(machine, record, old.stack, old.top)
+    session.pop("withheld", None)
+    machine.start(record, {name: value for name, value in session.items() if name != "ok"}, secrets)
+    journal.done(machine.folder)
+    machine.drop_tops(but=record.top)
 
 
 def settle(machine: Machine, record: Record, stack: list[str], top: int) -> None:

@@ -10,7 +10,7 @@ from sandkeep.checkpoints.merge import Progress
 from sandkeep.errors import BadArgument, SandkeepError
 from sandkeep.model import CheckpointInfo, Limits, Mount, RestoreReport, SandboxInfo, SnapshotInfo
 from sandkeep.runtime.link import AsyncLink
-from sandkeep.sandbox import carrying, keeping, lifecycle, pausing, restoring, saving
+from sandkeep.sandbox import beginning, carrying, keeping, lifecycle, pausing, restoring, saving
 from sandkeep.sandbox._async.bridge import begin_now, blocking
 from sandkeep.sandbox._async.commands import AsyncCommands
 from sandkeep.sandbox._async.files import AsyncFiles
@@ -77,7 +77,7 @@ class AsyncSandbox:
             if self._base != "host":
                 raise BadArgument("base and from_checkpoint exclude each other", "the checkpoint names its base")
             machine, self.restore_report = await blocking(
-                keeping.create_from, self._home, self._store, self._from, self._require, **self._options
+                beginning.create_from, self._home, self._store, self._from, self._require, **self._options
             )
         self._hold(machine)
 

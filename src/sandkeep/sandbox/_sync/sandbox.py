@@ -11,7 +11,7 @@ from sandkeep.checkpoints.merge import Progress
 from sandkeep.errors import BadArgument, SandkeepError
 from sandkeep.model import CheckpointInfo, Limits, Mount, RestoreReport, SandboxInfo, SnapshotInfo
 from sandkeep.runtime.link import Link
-from sandkeep.sandbox import carrying, keeping, lifecycle, pausing, restoring, saving
+from sandkeep.sandbox import beginning, carrying, keeping, lifecycle, pausing, restoring, saving
 from sandkeep.sandbox._sync.bridge import begin_now, blocking
 from sandkeep.sandbox._sync.commands import Commands
 from sandkeep.sandbox._sync.files import Files
@@ -78,7 +78,7 @@ class Sandbox:
             if self._base != "host":
                 raise BadArgument("base and from_checkpoint exclude each other", "the checkpoint names its base")
             machine, self.restore_report = blocking(
-                keeping.create_from, self._home, self._store, self._from, self._require, **self._options
+                beginning.create_from, self._home, self._store, self._from, self._require, **self._options
             )
         self._hold(machine)
 

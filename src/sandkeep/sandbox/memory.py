@@ -1,0 +1,144 @@
+"""A sandbox's memory: taken while everything stands still, and used to start one that goes on where it was.
+
+The guest lets go of its socket first (a socket of the host can't be saved) and binds it again when it sees `run/wake`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sandkeep.checkpoints import Store, unpack_attachment_here
+from sandkeep.errors import BadArgument, FloorNotReached, RuntimeFailed, SandboxDead
+from sandkeep.runtime import image
+from sandkeep.runtime.driver import Driver
+from sandkeep.runtime.elevate import elevated
+from sandkeep.runtime.plan import Plan
+from sandkeep.sandbox import saving
+from sandkeep.sandbox.journal import step
+from sandkeep.sandbox.machine import READY_SECONDS, Machine, fresh_hostname, fresh_seed, wait_until
+from sandkeep.sandbox.record import Record
+from sandkeep.sandbox.saved import Saved
+from sandkeep.sandbox.saving import Taken
+from sandkeep.workflow import BoundState
+
+NAME = "memory"
+
+
+def needed(engine: Driver) -> None:
+    if not engine.memory:
+        raise BadArgument(f"{engine.name} can't save memory", "create the sandbox with runtime='runsc'")
+
+
+def folder(machine: Machine) -> Path:
+    return machine.folder / "image"
+
+
+def drop(machine: Machine) -> None:
+    if folder(machine).exists():
+        shutil.rmtree(folder(machine))
+
+
+@contextlib.contextmanager
+def asleep(machine: Machine, record: Record, engine: Driver) -> Iterator[dict[str, Any]]:
+    """The guest has let go of its socket and nothing moves; on leaving it is woken, unless it was stopped."""
+    secrets = machine.secrets()
+    facts = machine.link.call("sleep")
+    machine.link.close()
+    try:
+        if not wait_until(lambda: not (machine.folder / "run/guest.sock").exists(), READY_SECONDS):
+            raise SandboxDead("the guest does not let go of its socket", "kill the sandbox")
+        step("pause: asleep")
+        engine.suspend(machine.id, machine.folder)
+        step("pause: suspended")
+        yield facts
+    finally:
+        if machine.alive(record):
+            engine.proceed(machine.id, machine.folder)
+            wake(machine, engine, secrets)
+
+
+def wake(machine: Machine, engine: Driver, secrets: dict[str, str]) -> None:
+    (machine.folder / "run" / "wake").touch()
+    machine.link.ready(READY_SECONDS, lambda: engine.alive(machine.id, machine.folder))
+    if secrets:
+        machine.link.call("secrets_set", secrets=secrets)
+
+
+def take(machine: Machine, record: Record, facts: dict[str, Any], layer: str) -> tuple[Taken, dict[str, Any]]:
+    """Files and memory of a suspended sandbox, and what a checkpoint needs to hold the memory too."""
+    engine = machine.driver(record)
+    drop(machine)
+    changed, left_out = saving.copy_frozen(machine, record, sync=facts["shared_maps"], layer=layer)
+    step("pause: files taken")
+    engine.checkpoint(machine.id, machine.folder, folder(machine), leave_running=True)
+    step("pause: memory taken")
+    session = {**facts["session"], "workflow": BoundState(machine.folder / "workflow.json").export()}
+    stack = [*record.copies, *record.stack]
+    taken = Taken(stack, session, facts["processes"], "copied" if changed else "unchanged", left_out)
+    about = image.facts(engine, record.hostname, machine.folder)
+    return taken, {"attachments": {NAME: folder(machine)}, "volatile": {"image": about}}
+
+
+def problem(machine: Machine, record: Record, saved: Saved) -> str:
+    """Why this checkpoint's memory can't be used by this sandbox; empty when it can."""
+    if saved.image is None:
+        return "the checkpoint holds no memory image"
+    engine = machine.driver(record)
+    if not engine.memory:
+        return f"{engine.name} can't restore memory"
+    if saved.base["fingerprint"] != machine.base(record).fingerprint:
+        return f"base {record.base} is not what it was when the memory was saved"
+    return image.difference(engine, saved.image, plan(machine, record, saved.image))
+
+
+def refuse(why: str, require: str) -> None:
+    if require == "memory" and why:
+        raise FloorNotReached(f"the memory can't be brought back: {why}", "require less, or go where the image fits")
+
+
+def fetch(machine: Machine, store: Store, checkpoint: str) -> None:
+    """The image from the store, whole or not there."""
+    drop(machine)
+    elevated(unpack_attachment_here, store.spec, checkpoint, NAME, folder(machine))
+
+
+def plan(machine: Machine, record: Record, about: dict[str, Any]) -> Plan:
+    """What the image was taken of: its host name, and process 1 as it was started then."""
+    env = dict(one.split("=", 1) for one in about["env"])
+    found = machine.plan(record, record.stack, record.top)
+    return replace(found, hostname=about["hostname"], argv=list(about["args"]), env=env)
+
+
+def start(machine: Machine, record: Record, about: dict[str, Any], image: Path, secrets: dict[str, str]) -> None:
+    """Run on the record's stack with an empty top, from an image. RuntimeFailed when the runtime won't."""
+    engine = machine.driver(record)
+    run = machine.folder / "run"
+    run.mkdir(exist_ok=True, mode=0o700)
+    for name in ("guest.sock", "wake"):
+        (run / name).unlink(missing_ok=True)
+    machine.make_top(record.top)
+    record.hostname = about["hostname"]
+    machine.link.close()
+    engine.restore(plan(machine, record, about), image)
+    step("resume: restored")
+    wake(machine, engine, secrets)
+
+
+def try_start(
+    machine: Machine, record: Record, about: dict[str, Any], secrets: dict[str, str], require: str = "files"
+) -> str:
+    """Start from the image in the sandbox's own folder: empty, or why that failed, and then nothing runs."""
+    try:
+        start(machine, record, about, folder(machine), secrets)
+        machine.link.call("reseed", seed=fresh_seed())
+    except (RuntimeFailed, SandboxDead) as error:
+        machine.stop(record)
+        record.hostname = fresh_hostname(record.id)
+        refuse(error.message, require)
+        return error.message
+    return ""

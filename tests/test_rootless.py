@@ -1,0 +1,57 @@
+"""The same sandbox as an ordinary user, with subordinate ids."""
+
+from __future__ import annotations
+
+import json
+
+import ordinary_user
+import pytest
+
+pytestmark = pytest.mark.rootless
+
+STORY = """
+import json, os, sys
+from pathlib import Path
+from sandkeep import Sandbox, Store
+from sandkeep.sandbox.home import Home
+from sandkeep.sandbox.sweeping import gc
+home = Path(os.environ["HOME"]) / "sandkeep"
+told = {}
+sb = Sandbox(home=home, runtime=sys.argv[1], env={"A": "1"}, secrets={"S": "hush"})
+told["id"] = sb.commands.run("id -u; echo $A $S; sudo -n id -u").stdout
+sb.commands.run("echo one > f; mkdir d; echo x > d/x; v=1; cd d")
+sb.commands.run("chmod 600 /home/user/workspace/f; chown daemon /home/user/workspace/d; touch /usr/local/mine", user="root")
+saved = sb.snapshot("s")
+sb.commands.run("rm -rf /home/user/workspace/* /usr/local/mine; v=2", user="root")
+sb.restore(saved)
+told["back"] = sb.commands.run("pwd; cat ../f x; echo $v; stat -c %U ..; ls /usr/local/mine", user="root").stdout
+busy = sb.commands.run("exec sleep 1000", background=True)
+sb.commands.run("echo two > /home/user/workspace/f", user="root")
+copied = sb.snapshot("busy")
+told["how"] = [saved.how, copied.how]
+told["still"] = [one.running for one in sb.commands.list() if one.pid == busy.pid]
+fork = sb.fork()
+told["fork"] = fork.commands.run("cat ../f; echo $S", user="root").stdout
+fork.kill()
+kept = sb.checkpoint("c")
+sb.kill()
+again = Sandbox(home=home, runtime=sys.argv[1], from_checkpoint=kept.id)
+told["again"] = again.commands.run("cat ../f; stat -c %a ../f; stat -c %U ..", user="root").stdout
+again.kill()
+gc(Home(home), cache=True)
+told["left"] = [str(p) for name in ("sandboxes", "layers", "trash") for p in (home / name).iterdir()]
+print(json.dumps(told))
+"""
+
+
+@pytest.mark.parametrize("runtime", ["runc", "runsc"])
+def test_the_whole_day(runtime: str) -> None:
+    with ordinary_user.home() as home:
+        told = json.loads(ordinary_user.run(STORY, runtime, home=home).splitlines()[-1])
+    assert told["id"].splitlines()[:2] == ["1000", "1 hush"]
+    assert told["back"] == "/home/user/workspace/d\none\nx\n1\nuser\n/usr/local/mine\n"
+    assert told["how"][1] == "copied"
+    assert told["still"] == [True]
+    assert told["fork"] == "two\nhush\n"
+    assert told["again"] == "two\n600\nuser\n"
+    assert told["left"] == []
