@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from guest_box import PATIENCE, Box, guest, until
 
+from guest_box import PATIENCE, Box, guest, until
 from sandkeep.errors import BadArgument, FileError, FileMissing, SandkeepError
 
 ODD = ["plain", "with space", "new\nline", "quote'\"", "é", os.fsdecode(b"\xff\xfe-bytes"), "-rf", "a" * 255]

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from guest_box import PATIENCE, Box, children, gone, guest, until
 
+from guest_box import PATIENCE, Box, children, gone, guest, until
 from sandkeep.errors import BadArgument, FileMissing, ProcessNotFound
 
 MIB = 1 << 20

@@ -16,6 +16,7 @@ CHUNK = 256 << 10
 class AsyncWire:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self._pid = os.getpid()
         self._sender: asyncio.Task[None] | None = None
 
     @classmethod
@@ -37,8 +38,10 @@ class AsyncWire:
 
     @property
     def stale(self) -> bool:
-        """An idle connection that has something to say has only its end to tell."""
-        return bool(select.select([self._sock], [], [], 0)[0])
+        """An idle connection that has something to say has only its end to tell; one from before a fork is the parent's."""
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        return self._pid != os.getpid() or bool(poll.poll(0))
 
     async def send(self, data: bytes) -> None:
         await asyncio.get_running_loop().sock_sendall(self._sock, data)

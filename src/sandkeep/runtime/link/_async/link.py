@@ -71,15 +71,20 @@ class AsyncLink:
 
     async def close(self) -> None:
         """Let go of idle connections; the link can be used again."""
-        while self._idle:
-            self._idle.pop().close()
+        while (idle := self._pop()) is not None:
+            idle.close()
+
+    def _pop(self) -> AsyncWire | None:
+        try:
+            return self._idle.pop()
+        except IndexError:  # none, or another thread was faster
+            return None
 
     async def acquire(self) -> AsyncWire:
-        while self._idle:
-            wire = self._idle.pop()
-            if not wire.stale:
-                return wire
-            wire.close()
+        while (idle := self._pop()) is not None:
+            if not idle.stale:
+                return idle
+            idle.close()
         try:
             return await AsyncWire.connect(self._run)
         except (FileNotFoundError, ConnectionRefusedError, ConnectionResetError, NotADirectoryError):

@@ -15,6 +15,7 @@ CHUNK = 256 << 10
 class Wire:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self._pid = os.getpid()
         self._pieces: Iterator[bytes] | None = None
         self._held = memoryview(b"")
 
@@ -36,8 +37,8 @@ class Wire:
 
     @property
     def stale(self) -> bool:
-        """An idle connection that has something to say has only its end to tell."""
-        return bool(select.select([self._sock], [], [], 0)[0])
+        """An idle connection that has something to say has only its end to tell; one from before a fork is the parent's."""
+        return self._pid != os.getpid() or bool(ready(self._sock, select.POLLIN, 0))
 
     def send(self, data: bytes) -> None:
         self._sock.sendall(data)
@@ -55,13 +56,12 @@ class Wire:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            writers = [self._sock] if self.sending else []
-            readable, writable, _ = select.select([self._sock], writers, [], left)
-            if not readable and not writable:
+            found = ready(self._sock, select.POLLIN | (select.POLLOUT if self.sending else 0), left)
+            if not found:
                 raise TimeoutError
-            if writable:
+            if found & select.POLLOUT:
                 self._send_some()
-            if readable:
+            if found & ~select.POLLOUT:
                 try:
                     return self._sock.recv(CHUNK)
                 except ConnectionResetError:
@@ -90,6 +90,14 @@ class Wire:
     def __del__(self) -> None:
         """A connection that its link forgot ends with it."""
         self._sock.close()
+
+
+def ready(sock: socket.socket, wanted: int, seconds: float | None) -> int:
+    """What a socket is ready for. By poll: select knows no descriptor above 1023."""
+    poll = select.poll()
+    poll.register(sock, wanted)
+    found = poll.poll(None if seconds is None else seconds * 1000)
+    return found[0][1] if found else 0
 
 
 def sleep(seconds: float) -> None:
