@@ -14,13 +14,12 @@ from typing import Any
 
 from sandkeep.agents.spec import AgentSpec
 from sandkeep.errors import RuntimeFailed
-from sandkeep.model import Limits, Mount
+from sandkeep.model import Mount
 from sandkeep.runtime.base import resolve
-from sandkeep.runtime.pick import pick
 from sandkeep.sandbox import Sandbox, lifecycle
 from sandkeep.sandbox.home import Home, lock, read_json, write_json
 from sandkeep.sandbox.machine import Machine
-from sandkeep.sandbox.record import Record
+from sandkeep.sandbox.restoring import become
 from sandkeep.sandbox.saving import take
 
 _SHOWN = "/mnt/agents"
@@ -29,28 +28,24 @@ _PASSED = ("npm_config_registry", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http
 
 def create(home: Home, spec: AgentSpec, packages: Path | None, **options: Any) -> str:
     """A sandbox with the agent's program in it; its id."""
-    runtime = options.pop("runtime")
-    if not spec.package:
-        return lifecycle.create(home, runtime=runtime, **options).id
-    env, secrets = (lifecycle.check_variables(name, options.pop(name)) for name in ("env", "secrets"))
-    engine, limits = pick(runtime, home.path), options.pop("limits") or Limits()
-    lifecycle.refuse_limits(engine, limits)
-    record = Record(
-        id=home.new_id(), runtime=engine.name, base="host", limits=limits, network=options["network"],
-        mounts=list(options["mounts"] or []), metadata=lifecycle.check_metadata(options["metadata"]),
-    )  # fmt: skip
+    machine = lifecycle.create(home, **options)
+    try:
+        if spec.package:
+            while not _stand(machine, spec):
+                _install(home, spec, packages, options["runtime"])
+    except BaseException:
+        lifecycle.kill(machine)
+        raise
+    return machine.id
 
-    def prepare(machine: Machine) -> None:
-        while True:
-            with home.layers_lock():
-                stack = _recall(home, spec)
-                if stack is not None:
-                    record.stack = stack
-                    record.save(machine.folder)
-                    return
-            _install(home, spec, packages, runtime)
 
-    return lifecycle.begin(home, record, {"more_env": env} if env else {}, secrets, prepare).id
+def _stand(machine: Machine, spec: AgentSpec) -> bool:
+    """Put the new sandbox on the agent's layers. False if they are not here."""
+    with machine.held() as record, machine.home.layers_lock():
+        stack = _recall(machine.home, spec)
+        if stack is not None:
+            become(machine, record, stack, {})
+        return stack is not None
 
 
 def _file(home: Home, spec: AgentSpec) -> Path:
