@@ -354,6 +354,12 @@ def test_links_of_a_replaced_folder_are_forgotten(tmp_path: Path) -> None:
     assert os.stat(tmp_path / "out/d/a").st_nlink == os.stat(tmp_path / "out/b").st_nlink == 1
     assert os.path.samefile(tmp_path / "out/keep/a", tmp_path / "out/keep/b")
     assert os.stat(tmp_path / "out/keep/c").st_nlink == 1
+    third = fill(tmp_path / "third", {"d/other": b"o"})
+    os.setxattr(third / "d", "user.overlay.opaque", b"y")
+    with open_repo(tmp_path) as repo:
+        unpack(repo, save(repo, third, parent=one.id).id, tmp_path / "again")
+    assert os.listdir(tmp_path / "again/d") == ["other"]
+    assert os.stat(tmp_path / "again/b").st_nlink == 1
 
 
 # scope and exclusions

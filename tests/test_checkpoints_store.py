@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandkeep.checkpoints import Base, Source, Store, capture, list_checkpoints, records, unpack
+from sandkeep.checkpoints import Base, Source, Store, capture, list_checkpoints, records, retention, unpack
 from sandkeep.checkpoints.globs import Glob
+from sandkeep.checkpoints.needs import needed
 from sandkeep.checkpoints.retention import Keep, choose, parse_span, scaled
 from sandkeep.errors import (
     BadArgument,
@@ -296,6 +297,21 @@ def test_forgetting_frees_what_it_says_and_lineage_stays_readable(root: Path, st
     assert store.verify() == []
     with pytest.raises(CheckpointNotFound):
         store.get(ids[1])
+
+
+def test_a_checkpoint_that_goes_while_a_collector_looks_hides_nothing_of_the_others(root: Path, store: Store) -> None:
+    shared = {f"shared/{n}/f": b"%d" % n * 100 for n in range(8)}
+    one = put(root, store, {**shared, **{f"own/{n}/f": os.urandom(3000) for n in range(40)}})
+    two = put(root, store, shared)
+    looking = retention.live(store.repo)()
+    found = set()
+    while store.record(one).root.node not in found:
+        found.add(next(looking))
+    with Store(root / "store", home=root / "elsewhere") as other:
+        other.forget([one])
+        assert other.gc().removed_objects
+    found.update(looking)
+    assert set(needed(store.repo, store.record(two), set())) <= found
 
 
 def test_which_to_forget(root: Path, store: Store) -> None:
