@@ -14,6 +14,7 @@ from typing import Any
 import msgpack
 
 from sandkeep.checkpoints import records
+from sandkeep.checkpoints.attachments import attach
 from sandkeep.checkpoints.base import Base
 from sandkeep.checkpoints.filters import Filter
 from sandkeep.checkpoints.merge import Merge, Progress
@@ -90,10 +91,12 @@ def capture(
     """Save a state; the checkpoint exists when this returns, whole, or not at all.
 
     `base` says at least its name and fingerprint. `session` is part of the state's hash, `volatile` (what differs
-    between equal states: times, process ids) is only kept. `attachments` are folders kept beside the tree, such as a
-    memory image. `parent_id` is the checkpoint's parent in the lineage, `source.parent` unless said otherwise.
+    between equal states: times, process ids) is only kept. `attachments` are folders of files kept beside the tree, such
+    as a memory image. `parent_id` is the checkpoint's parent in the lineage, `source.parent` unless said otherwise.
     """
     records.check_words(tag, comment, metadata, base)
+    if parent_id is not None and not records.is_id(parent_id):
+        raise BadArgument(f"{parent_id!r} is not the id of a checkpoint")
     rules = Filter(scope, exclude)
     facts, loose = canonical(dict(session), "session"), canonical(dict(volatile or {}), "volatile")
     with repo.writer() as writer:
@@ -105,7 +108,7 @@ def capture(
                 "capture all the sandbox's layers on top of its base (parent None), and name the parent by parent_id",
             )
         root, links, left_out = _merge(repo, writer, source, parent, rules, progress)
-        attached = {name: _attach(repo, writer, folder) for name, folder in (attachments or {}).items()}
+        attached = {name: attach(writer, folder) for name, folder in (attachments or {}).items()}
         session_blob, volatile_blob = writer.add(facts), writer.add(loose)
         all_left_out = _add_list(writer, sorted(left_out.items()))
         writer.flush()
@@ -146,11 +149,6 @@ def _merge(
 
 def _shown(path: bytes) -> str:
     return "/" + path.decode(errors="replace")
-
-
-def _attach(repo: Repository, writer: Writer, folder: Path) -> Entry:
-    with _opened([folder]) as trees:
-        return Merge(trees, Base(), Filter(), repo.read, writer, None).run(None)
 
 
 def _add_list(writer: Writer, items: Sequence[Any]) -> bytes | None:

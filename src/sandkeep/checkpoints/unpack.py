@@ -7,12 +7,15 @@ symlink exists in the folder until all files are written. Nothing is synced to d
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from sandkeep.checkpoints import plan as planning
+from sandkeep.checkpoints.attachments import detach
 from sandkeep.checkpoints.base import Base
 from sandkeep.checkpoints.capture import load_list, load_record
 from sandkeep.checkpoints.layerfiles import LayerFiles
@@ -64,14 +67,23 @@ def unpack(
     return write_plan(repo, made, to, on, limit, progress)
 
 
-def unpack_attachment(
-    repo: Repository, checkpoint: str, name: str, to: Path, progress: Progress | None = None
-) -> Unpacked:
-    """Write an attached folder into the absent or empty folder `to`."""
+def unpack_attachment(repo: Repository, checkpoint: str, name: str, to: Path) -> Unpacked:
+    """Write an attached folder into the folder `to`, which must not exist; on any failure it does not."""
     record = load_record(repo, checkpoint)
     if name not in record.attachments:
         raise NotFound(f"checkpoint {checkpoint} has nothing attached as {name!r}")
-    return write_plan(repo, planning.whole(repo, record.attachments[name], []), to, progress=progress)
+    root = record.attachments[name]
+    room = os.statvfs(to.parent)
+    if root.size > room.f_bavail * room.f_frsize:
+        raise StoreFull(f"{root.size} bytes do not fit on the target's file system", "free some space there")
+    making = Path(tempfile.mkdtemp(prefix=f".{to.name}-", dir=to.parent))
+    try:
+        size = detach(repo, root, making)
+        making.rename(to)
+    except BaseException:
+        shutil.rmtree(making)
+        raise
+    return Unpacked(None, root.below, size, [])
 
 
 def write_plan(

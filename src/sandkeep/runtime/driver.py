@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -66,7 +67,7 @@ class Driver:
             (plan.dir / folder).mkdir(parents=True, exist_ok=True)
         if self.alive(plan.id, plan.dir):
             raise RuntimeFailed(f"sandbox {plan.id} already runs")
-        (plan.dir / "bundle/config.json").write_text(json.dumps(spec.bundle(plan, self._facts())))
+        (plan.dir / "bundle/config.json").write_text(json.dumps(spec.bundle(plan, self.facts())))
         try:
             elevated(_launch, self, plan, image)
             self.settle(plan.dir)
@@ -75,7 +76,7 @@ class Driver:
             self.stop(plan.id, plan.dir)
             raise
 
-    def _facts(self) -> spec.Facts:
+    def facts(self) -> spec.Facts:
         return spec.Facts(
             many_ids=id_map() != "one",
             user_namespace=not is_root() or kernel.in_user_namespace(),
@@ -112,11 +113,10 @@ class Driver:
     def stop(self, id: str, dir: Path) -> None:
         """Kill everything and remove what the runtime made. Safe to repeat, and for one that is half started."""
         known = self._process(dir)
+        _thaw_if_frozen(id)
         if known is None or not cgroup.groups(id):
-            for one in _found(dir):
-                one.kill()
+            _kill_found(dir)
         if known is not None:
-            _thaw_if_frozen(id)
             known.kill(_PATIENCE)
         cgroup.destroy(id)
         if (dir / "runtime").exists():
@@ -163,6 +163,14 @@ class Driver:
         elevated(rotate, plan, pid, join=pid)
 
     def checkpoint(self, id: str, dir: Path, image: Path, leave_running: bool) -> None:
+        self._needs_memory()
+        raise AssertionError
+
+    def suspend(self, id: str, dir: Path) -> None:
+        self._needs_memory()
+        raise AssertionError
+
+    def proceed(self, id: str, dir: Path) -> None:
         self._needs_memory()
         raise AssertionError
 
@@ -237,14 +245,40 @@ class Runsc(Driver):
     def rotate(self, plan: Plan) -> None:
         raise Unsupported("runsc can't switch the root of a running sandbox", "copy what changed, or start it anew")
 
+    def suspend(self, id: str, dir: Path) -> None:
+        """Every process inside stands still, while the sandbox's kernel can still be asked to save them."""
+        self._ask(dir, "pause", id)
+
+    def proceed(self, id: str, dir: Path) -> None:
+        """Undo `suspend`; of one that is not suspended, nothing."""
+        try:
+            self._ask(dir, "resume", id)
+        except RuntimeFailed:
+            if self.suspended(id, dir):
+                raise
+
+    def suspended(self, id: str, dir: Path) -> bool:
+        [state] = [*(dir / "runtime").glob(f"{id}_*.state")]
+        return str(json.loads(state.read_text())["status"]) == "paused"
+
     def checkpoint(self, id: str, dir: Path, image: Path, leave_running: bool) -> None:
-        """Save the memory of every process into the folder `image`. Unless left running, the sandbox ends."""
+        """Save the memory of every process into the folder `image`. Unless left running, the sandbox ends.
+
+        Uncompressed: the store compresses, and equal pages must look equal to it.
+        """
         image.mkdir(parents=True, exist_ok=True)
-        network = "none" if "network" in (dir / "bundle/config.json").read_text() else "host"
-        flags = ["--image-path", str(image), *(["--leave-running"] if leave_running else [])]
-        elevated(_run, [*self.base_command(dir, network), "checkpoint", *flags, id], str(dir))
+        flags = [
+            "--compression=none",
+            "--exclude-committed-zero-pages",
+            *(["--leave-running"] if leave_running else []),
+        ]
+        self._ask(dir, "checkpoint", "--image-path", str(image), *flags, id)
         if not leave_running:
             self.stop(id, dir)
+
+    def _ask(self, dir: Path, *words: str) -> None:
+        network = spec.network_of(json.loads((dir / "bundle/config.json").read_text()))
+        elevated(_run, [*self.base_command(dir, network), *words], str(dir))
 
 
 RUNC = Driver("runc", own_limits=True, memory=False, can_rotate=True, install="apt-get install runc")
@@ -258,17 +292,21 @@ DRIVERS: dict[str, Driver] = {driver.name: driver for driver in (RUNC, CRUN, RUN
 def _launch(driver: Driver, plan: Plan, image: list[str]) -> None:
     """Mount the root in a namespace that only the runtime inherits, and run the runtime there."""
     join: list[str] = []
-    if not driver.own_limits and cgroup.usable():
-        join = [*_JOIN, *(os.path.relpath(file, _GROUPS) for file in cgroup.make(plan.id, plan.limits)), "--"]
 
     def launch() -> None:
+        if not driver.own_limits and cgroup.usable():
+            files = cgroup.make(plan.id, plan.limits)
+            join.extend([*_JOIN, *(os.path.relpath(file, _GROUPS) for file in files), "--"])
         kernel.private_mounts()
         overlay.attach(overlay.build(plan), plan.dir / "root")
         os.chdir(_GROUPS if join else "/")
         driver.enter(plan.dir / "root")
         _run([*join, *driver.command(plan, image)], str(plan.dir))
 
-    kernel.in_thread(launch)
+    try:
+        kernel.in_thread(launch)
+    except OSError as error:
+        raise RuntimeFailed(f"sandbox {plan.id} could not be started: {error}", "run `sandkeep doctor`") from error
 
 
 def _run(argv: list[str], dir: str) -> None:
@@ -290,17 +328,31 @@ def _run(argv: list[str], dir: str) -> None:
 
 
 def tail(dir: Path, since: int = 0) -> str:
-    """The last words in the console."""
+    """The last words in the console, without the stacks of a program that fell over."""
     with open(dir / "log/console", "rb") as console:
-        console.seek(max(since, console.seek(0, os.SEEK_END) - 2000))
-        return console.read().decode(errors="replace").strip()
+        console.seek(max(since, console.seek(0, os.SEEK_END) - 40_000))
+        words, _, _ = console.read().decode(errors="replace").partition("\ngoroutine ")
+        return words[-2000:].strip()
 
 
 def _found(dir: Path) -> list[process.Process]:
-    """The sandbox's processes found by what they are: launchers by their arguments, those inside by what they see."""
-    return [*process.naming(str(dir / "runtime")), *process.seeing(dir / "run", RUN)]
+    """The sandbox's processes found by what they are, those inside and those that launch it.
+
+    A launcher is known by its arguments, and before it has any (between fork and exec) by the mounted root.
+    """
+    launching = [*process.naming(str(dir / "runtime")), *process.having_mounted(dir / "root")]
+    return list(dict.fromkeys([*launching, *process.seeing(dir / "run", RUN)]))
+
+
+def _kill_found(dir: Path) -> None:
+    end = time.monotonic() + _PATIENCE
+    while found := [one for one in _found(dir) if one.alive()]:
+        if time.monotonic() > end:
+            raise RuntimeFailed(f"processes {[one.pid for one in found]} of a sandbox can't be killed")
+        for one in found:
+            one.kill(patience=5)
 
 
 def _thaw_if_frozen(id: str) -> None:
-    if cgroup.usable() and cgroup.groups(id):
+    if cgroup.usable() and cgroup.has_freezer(id):
         cgroup.thaw(id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from sandkeep.model import Limits
 from sandkeep.runtime import cgroup, seccomp
@@ -69,6 +69,10 @@ def bundle(plan: Plan, facts: Facts) -> dict[str, Any]:
         "mounts": _mounts(plan, facts),
         "linux": linux,
     }
+
+
+def network_of(bundle: dict[str, Any]) -> Literal["none", "host"]:
+    return "none" if {"type": "network"} in bundle["linux"]["namespaces"] else "host"
 
 
 def _resources(limits: Limits, facts: Facts) -> dict[str, Any]:

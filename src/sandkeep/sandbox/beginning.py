@@ -7,14 +7,14 @@ from typing import Any
 from sandkeep.checkpoints import Store
 from sandkeep.checkpoints.merge import Progress
 from sandkeep.errors import RuntimeFailed, SandkeepError
-from sandkeep.model import Limits, RestoreReport
+from sandkeep.model import RestoreReport
 from sandkeep.runtime.base import resolve
 from sandkeep.runtime.driver import Driver
 from sandkeep.runtime.pick import pick
 from sandkeep.sandbox import ladder, lifecycle, memory
 from sandkeep.sandbox.home import Home
 from sandkeep.sandbox.keeping import Level, StoreLike, address, as_store, fetch, recall
-from sandkeep.sandbox.machine import Machine
+from sandkeep.sandbox.machine import Machine, fresh_hostname
 from sandkeep.sandbox.record import Record
 from sandkeep.sandbox.saved import Saved, load_saved
 
@@ -78,16 +78,15 @@ def create_from(
 
 def _record(home: Home, store: Store, saved: Saved, require: str, options: dict[str, Any]) -> tuple[Record, str]:
     """What the new sandbox is to be, and why it can't have the checkpoint's memory as far as that is known now."""
-    base = resolve(saved.base["name"], home.path)
-    limits = options["limits"] or Limits()
-    engine, why = _engine(home, saved, require, options["runtime"])
-    lifecycle.refuse_limits(engine, limits)
-    url, store_options = address(store)
     home.ensure()
+    base = resolve(saved.base["name"], home.path)
+    engine, why = _engine(home, saved, require, options["runtime"])
+    limits, notes = lifecycle.settle_limits(engine, options["limits"])
+    url, store_options = address(store)
     record = Record(
-        id=home.new_id(), runtime=engine.name, base=saved.base["name"], limits=limits, network=options["network"],
+        id=(new := home.new_id()), hostname=fresh_hostname(new), runtime=engine.name, base=saved.base["name"], limits=limits, network=options["network"],
         mounts=list(options["mounts"] or []), metadata=lifecycle.check_metadata(options["metadata"]),
-        store=url, store_options=store_options, parent=saved.id,
+        store=url, store_options=store_options, parent=saved.id, notes=notes,
     )  # fmt: skip
     if base.fingerprint != saved.base["fingerprint"]:
         record.notes.append(f"base {saved.base['name']} differs from the one that the checkpoint was made on")

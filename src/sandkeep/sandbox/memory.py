@@ -6,6 +6,7 @@ The guest lets go of its socket first (a socket of the host can't be saved) and 
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,6 +28,8 @@ from sandkeep.sandbox.saving import Taken
 from sandkeep.workflow import BoundState
 
 NAME = "memory"
+_WITHOUT = "save without memory (memory=False): processes are then recorded, and started again on resume"
+_DELETED = re.compile(r'dentry\("(.*)"\).*deleted and invalidated dentries')
 
 
 def needed(engine: Driver) -> None:
@@ -75,13 +78,22 @@ def take(machine: Machine, record: Record, facts: dict[str, Any], layer: str) ->
     drop(machine)
     changed, left_out = saving.copy_frozen(machine, record, sync=facts["shared_maps"], layer=layer)
     step("pause: files taken")
-    engine.checkpoint(machine.id, machine.folder, folder(machine), leave_running=True)
+    try:
+        engine.checkpoint(machine.id, machine.folder, folder(machine), leave_running=True)
+    except RuntimeFailed as error:
+        raise RuntimeFailed(f"the memory can't be saved: {_plainly(error.message)}", _WITHOUT) from error
     step("pause: memory taken")
     session = {**facts["session"], "workflow": BoundState(machine.folder / "workflow.json").export()}
     stack = [*record.copies, *record.stack]
     taken = Taken(stack, session, facts["processes"], "copied" if changed else "unchanged", left_out)
     about = image.facts(engine, record.hostname, machine.folder)
     return taken, {"attachments": {NAME: folder(machine)}, "volatile": {"image": about}}
+
+
+def _plainly(said: str) -> str:
+    """What runsc says of the one thing that users meet, in words."""
+    found = _DELETED.search(said)
+    return f"a process holds the deleted file {found[1]} open, which runsc can't save" if found else said
 
 
 def problem(machine: Machine, record: Record, saved: Saved) -> str:

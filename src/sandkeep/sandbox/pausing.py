@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from sandkeep.checkpoints.records import check_words
 from sandkeep.errors import SandkeepError
 from sandkeep.model import CheckpointInfo, RestoreReport, State
 from sandkeep.sandbox import journal, keeping, ladder, lifecycle, memory, saving
@@ -22,12 +23,15 @@ from sandkeep.sandbox.saved import Saved, load_saved
 from sandkeep.sandbox.saving import Taken
 
 
-def pause(machine: Machine, *, comment: str | None = None, tag: str | None = None) -> CheckpointInfo:
+def pause(
+    machine: Machine, *, comment: str | None = None, tag: str | None = None, with_memory: bool = True
+) -> CheckpointInfo:
+    """Asleep in the store. Memory is saved too where the runtime can, unless told not to."""
     with machine.held() as record:
         machine.require_running(record)
         store, engine = keeping.store_of(machine, record), machine.driver(record)
-        keeping.check_words(tag, comment, None, {"name": "", "fingerprint": ""})
-        if not engine.memory:
+        check_words(tag, comment, None, {"name": "", "fingerprint": ""})
+        if not (engine.memory and with_memory):
             taken = saving.take(machine, record)
             info = keeping.keep(machine, record, taken, store, comment=comment, tag=tag)
             journal.begin(machine.folder, "pause")

@@ -12,7 +12,7 @@ from typing import Any
 
 from sandkeep.errors import Busy, FloorNotReached, NotFound, SandboxDead, SandboxPaused, SandkeepError
 from sandkeep.model import Limits, State
-from sandkeep.sandbox import AsyncSandbox, keeping, lifecycle, pausing
+from sandkeep.sandbox import AsyncSandbox, beginning, keeping, lifecycle, pausing
 from sandkeep.sandbox._async.bridge import blocking
 from sandkeep.sandbox.home import Home
 from sandkeep.sandbox.machine import Machine
@@ -71,7 +71,7 @@ class Hands:
             keeping.choose_store(lifecycle.create(home, **options), store)
         else:
             options.pop("base", None)
-            keeping.create_from(home, store, checkpoint, require, mounts=None, **options)
+            beginning.create_from(home, store, checkpoint, require, mounts=None, **options)
 
     async def pause(self, session: Session) -> Slept:
         sandbox = await self.handle(session)
@@ -125,9 +125,9 @@ class Hands:
         store, home = self.spaces.store(session.owner, session.project), Reserved(self.home.path, [session.id] * 2)
         assert session.checkpoint is not None
         try:
-            keeping.create_from(home, store, session.checkpoint, "relaunched", **options)
+            beginning.create_from(home, store, session.checkpoint, "relaunched", **options)
         except FloorNotReached:
-            keeping.create_from(home, store, session.checkpoint, "files", **options)
+            beginning.create_from(home, store, session.checkpoint, "files", **options)
 
     async def remove(self, session: Session) -> None:
         self._secrets.pop(session.id, None)

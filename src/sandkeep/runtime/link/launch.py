@@ -7,7 +7,9 @@ from pathlib import Path
 
 from sandkeep.runtime.plan import CODE
 
-_CODE = f"import sys; sys.path[:0] = [{str(Path(CODE).parent)!r}]; from guest.main import main; main()"
+_CODE = (
+    f"import sys; sys.path = [{str(Path(CODE).parent)!r}, *filter(None, sys.path)]; from guest.main import main; main()"
+)
 
 
 def guest_source() -> Path:
@@ -18,17 +20,8 @@ def guest_source() -> Path:
     return Path(found.origin).parent
 
 
-def guest_argv() -> list[str]:
-    return [
-        "/usr/bin/env",
-        "-i",
-        "PATH=/usr/local/bin:/usr/bin:/bin",
-        "python3",
-        "-I",
-        "-S",
-        "-B",
-        "-X",
-        "utf8",
-        "-c",
-        _CODE,
-    ]
+def guest_argv(*, forgetful: bool = False) -> list[str]:
+    """`forgetful`: what the guest frees is overwritten, so that a memory image holds no secret it has let go of."""
+    # -I would also ignore PYTHONMALLOC; the environment is ours alone, and the code replaces the current folder in the path.
+    how = ["PYTHONMALLOC=pymalloc_debug", "python3", "-s"] if forgetful else ["python3", "-I"]
+    return ["/usr/bin/env", "-i", "PATH=/usr/local/bin:/usr/bin:/bin", *how, "-S", "-B", "-X", "utf8", "-c", _CODE]

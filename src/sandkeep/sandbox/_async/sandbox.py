@@ -235,10 +235,11 @@ class AsyncSandbox:
         self.restore_report = await blocking(carrying.import_state, self._held, blob)
         return self.restore_report
 
-    async def pause(self, comment: str | None = None, *, tag: str | None = None) -> CheckpointInfo:
-        """Put it to sleep in the store and free its memory and processes."""
+    async def pause(self, comment: str | None = None, *, tag: str | None = None, memory: bool = True) -> CheckpointInfo:
+        """Put it to sleep in the store and free its memory and processes. Without `memory`, or where the runtime can't
+        save it, processes are recorded, and the background ones start again on resume."""
         await self._link.close()
-        return await blocking(pausing.pause, self._held, comment=comment, tag=tag)
+        return await blocking(pausing.pause, self._held, comment=comment, tag=tag, with_memory=memory)
 
     async def resume(self, *, secrets: dict[str, str] | None = None, require: Level = "files") -> RestoreReport:
         self.restore_report = await blocking(pausing.resume, self._held, secrets, require)
