@@ -86,6 +86,8 @@ class Session:
         folder = self.cwd
         while not os.path.isdir(folder):
             folder = os.path.dirname(folder)
+        if person is self.person:
+            return folder
         with people.Acting(person):
             return next((place for place in (folder, person.home) if os.access(place, os.X_OK)), "/")
 

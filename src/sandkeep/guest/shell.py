@@ -43,7 +43,7 @@ esac
 """ % {"fd": HISTORY}
 
 _BASH_SAVE = (
-    """{ [[ -n ${__sk_done-} ]] || { __sk_done=1; \\builtin unset -f history; """
+    """{ [[ -n ${__sk_done-} ]] || { __sk_done=1; \\builtin unset -f history; \\builtin unset __sk __sk_code __sk_end; """
     """\\builtin declare -p; \\builtin printf "\\0"; \\builtin declare -f; \\builtin declare -Fx; \\builtin printf "\\0"; """
     """\\builtin alias -p; \\builtin printf "\\0"; \\builtin umask -p; \\builtin printf "\\0%s\\0end" "$PWD"; """
     """}; } 2>/dev/null >&""" + str(BLOB)
