@@ -238,6 +238,14 @@ def test_three_hundred_layers(tmp_path: Path) -> None:
         assert box.sh("ls /usr | grep -c file; cat /usr/file299").split() == ["300", "299"]
 
 
+def test_a_missing_layer_is_the_runtimes_failure(tmp_path: Path) -> None:
+    box = Box(RUNC, tmp_path, layers=[tmp_path / "missing"])
+    with pytest.raises(RuntimeFailed, match="missing"):
+        RUNC.start(box.plan)
+    assert cgroup.groups(box.id) == []
+    assert not (box.dir / "runtime").exists()
+
+
 def test_starting_from_many_threads(tmp_path: Path) -> None:
     resolve("host", tmp_path)
     boxes = [Box(RUNC, tmp_path, hostname=f"n{number}") for number in range(6)]
@@ -351,3 +359,24 @@ def test_overlays_that_are_not_attached_are_dropped(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         kernel.in_thread(lambda: build(replace(box.plan, layers=[tmp_path / "missing"])))
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_version_2_control_groups_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Freezing, counting and removing in the unified hierarchy, as on a host that has no other."""
+    unified = cgroup.hierarchies()["unified"]
+    monkeypatch.setattr(cgroup, "hierarchies", lambda: {"unified": unified})
+    monkeypatch.setattr(cgroup, "controllers", lambda: {"freezer": unified, "cpu": unified})
+    monkeypatch.setattr(cgroup, "_enable", lambda place, name: None)  # this host's cpu controller may be of version 1
+    assert cgroup.is_unified()
+    with Box(DRIVERS["runsc"], tmp_path) as box:
+        box.sh("true")
+        group = unified / cgroup.name_of(box.id)
+        assert str(box.driver.pid(box.id, box.dir)) in (group / "cgroup.procs").read_text().split()
+        box.driver.freeze(box.id, box.dir)
+        assert "frozen 1" in (group / "cgroup.events").read_text()
+        assert box.driver.usage(box.id, box.dir)["cpu_seconds"] > 0
+        box.driver.thaw(box.id, box.dir)
+        assert box.sh("echo on") == "on"
+        box.driver.freeze(box.id, box.dir)
+    assert not group.exists()
+    assert [problem.split(":")[0] for problem in RUNC.enforceable(Limits(memory="1g", cpus=1))] == ["memory"]

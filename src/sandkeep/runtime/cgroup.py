@@ -62,7 +62,9 @@ def is_unified() -> bool:
 
 def swap_limit() -> bool:
     place = controllers().get("memory")
-    return place is not None and (is_unified() or (place / "memory.memsw.limit_in_bytes").exists())
+    if place is None or place == hierarchies().get("unified"):
+        return place is not None and os.path.exists("/proc/swaps")
+    return (place / "memory.memsw.limit_in_bytes").exists()
 
 
 def missing(limits: Limits) -> list[str]:
@@ -98,7 +100,9 @@ def _enable(place: Path, name: str) -> None:
 
 def _limit(id: str, limits: Limits) -> None:
     def put(controller: str, old: dict[str, object], new: dict[str, object]) -> None:
-        place = controllers()[controller]
+        place = controllers().get(controller)
+        if place is None:  # told by missing(), for the caller to refuse
+            return
         for file, value in (new if place == hierarchies().get("unified") else old).items():
             (place / name_of(id) / file).write_text(str(value))
 
@@ -114,12 +118,15 @@ def _limit(id: str, limits: Limits) -> None:
         put("pids", {"pids.max": limits.pids}, {"pids.max": limits.pids})
 
 
-def _freezer(id: str) -> Path:
+def has_freezer(id: str) -> bool:
     place = controllers().get("freezer")
-    group = place / name_of(id) if place else None
-    if group is None or not group.is_dir():
+    return place is not None and (place / name_of(id)).is_dir()
+
+
+def _freezer(id: str) -> Path:
+    if not has_freezer(id):
         raise RuntimeFailed(f"sandbox {id} has no freezer group", "it has ended, or this host has no freezer")
-    return group
+    return controllers()["freezer"] / name_of(id)
 
 
 def freeze(id: str) -> None:
@@ -177,7 +184,7 @@ def destroy(id: str) -> None:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
-        if controllers().get("freezer", Path("/")) / name_of(id) in left:
+        if has_freezer(id):
             try:
                 thaw(id)
             except (RuntimeFailed, OSError):

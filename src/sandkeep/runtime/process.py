@@ -76,8 +76,19 @@ def naming(argument: str) -> list[Process]:
 
 def seeing(host: Path, guest: str) -> list[Process]:
     """The processes that see the host's folder `host` mounted at `guest`: how those inside a sandbox are known."""
-    mark = os.fsencode(f"/{host.parent.name}/{host.name} {guest} ")
+    mark = f"/{_escape(host.parent.name)}/{_escape(host.name)} {_escape(guest)} ".encode(errors="surrogateescape")
     return _whose("mountinfo", lambda text: mark in text)
+
+
+def having_mounted(place: Path) -> list[Process]:
+    """The processes in whose mount namespace something is mounted on the folder `place`: how launchers are known."""
+    mark = f" {_escape(os.path.realpath(place))} ".encode(errors="surrogateescape")
+    return _whose("mountinfo", lambda text: mark in text)
+
+
+def _escape(path: str) -> str:
+    """A path as mountinfo spells it."""
+    return path.replace("\\", "\\134").replace(" ", "\\040").replace("\t", "\\011").replace("\n", "\\012")
 
 
 def _whose(file: str, matches: Callable[[bytes], bool]) -> list[Process]:
