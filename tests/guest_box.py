@@ -70,10 +70,11 @@ class Box:
 
 
 @contextmanager
-def guest(run_dir: Path, python: str = sys.executable) -> Iterator[Box]:
-    start = f"import sys; sys.path[:0] = [{str(guest_source().parent)!r}]; from guest.main import main; main()"
+def guest(run_dir: Path, before: str = "") -> Iterator[Box]:
+    """`before` is Python that runs before the guest does."""
+    start = f"import sys; sys.path[:0] = [{str(guest_source().parent)!r}]\n{before}\nfrom guest.main import main; main()"
     process = subprocess.Popen(
-        [python, "-I", "-S", "-B", "-X", "utf8", "-c", start],
+        [sys.executable, "-I", "-S", "-B", "-X", "utf8", "-c", start],
         env={"SANDKEEP_RUN": str(run_dir)},
         cwd="/",
         stdin=subprocess.DEVNULL,

@@ -227,3 +227,14 @@ def test_what_a_call_leaves_running_does_not_hold_it(box: Box) -> None:
     done = box.run("sleep 600 & echo $!")
     assert done.exit_code == 0
     assert box.text(f"kill -0 {int(done.stdout)} && echo alive") == "alive\n"
+
+
+def test_where_there_is_no_bash_sh_keeps_what_it_can_tell(tmp_path: Path) -> None:
+    plain = "import os.path as p, guest.shell as s\nseen = p.exists\np.exists = lambda path: 'bash' not in str(path) and seen(path)"
+    with guest(tmp_path, before=plain) as box:
+        assert box.link.call("hello")["shell"] == "/bin/sh"
+        assert box.run("x=\"it's\"; export Y='a  b'; cd /usr; umask 077; exit 3").result["session_saved"] is True
+        assert box.text('printf "%s|" "$x" "$Y" "$PWD" "$(umask)"') == "it's|a  b|/usr|0077|"
+        assert box.text("history | wc -l").strip() == "3"
+        assert box.run("if").exit_code == 2
+        assert box.run("nope").exit_code == 127

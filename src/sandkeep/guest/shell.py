@@ -50,7 +50,7 @@ _BASH_SAVE = (
 )
 _SH_SAVE = (
     """{ [ -n "${__sk_done-}" ] || { __sk_done=1; set; printf "\\0"; export -p; printf "\\0"; alias; printf "\\0"; """
-    """printf "umask %s\\0%s\\0end" "$(umask)" "$PWD"; }; } 2>/dev/null >&""" + str(BLOB)
+    """printf "umask %s\\0%s\\0end" "$(umask)" "$PWD"; }; } 2>/dev/null >>/proc/self/fd/""" + str(BLOB)
 )
 _READ = 'IFS= read -rd "" {} <&{};'
 # All on one line, so that the code's first line is line 1 in the shell's messages.
