@@ -27,12 +27,20 @@ def frame(kind: int, payload: bytes) -> bytes:
     return _HEAD.pack(len(payload) + 1, kind) + payload
 
 
+def data_frames(data: bytes) -> Iterator[bytes]:
+    """A piece of a request's data, cut to size. An empty piece is none: the end has its own frame."""
+    for at in range(0, len(data), PIECE):
+        yield frame(DATA, bytes(data[at : at + PIECE]))
+
+
 def body_frames(body: Iterable[bytes]) -> Iterator[bytes]:
-    """A request's data, cut to size, with the empty frame that ends it."""
+    """A request's data with the empty frame that ends it."""
     for data in body:
-        for at in range(0, len(data), PIECE):
-            yield frame(DATA, bytes(data[at : at + PIECE]))
-    yield frame(DATA, b"")
+        yield from data_frames(data)
+    yield END
+
+
+END = frame(DATA, b"")
 
 
 class Reader:

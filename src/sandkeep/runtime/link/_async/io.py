@@ -7,10 +7,13 @@ import contextlib
 import os
 import select
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterable, Iterable
 from pathlib import Path
 
+from sandkeep.runtime.link import protocol
+
 CHUNK = 256 << 10
+Body = Iterable[bytes] | AsyncIterable[bytes]
 
 
 class AsyncWire:
@@ -46,14 +49,20 @@ class AsyncWire:
     async def send(self, data: bytes) -> None:
         await asyncio.get_running_loop().sock_sendall(self._sock, data)
 
-    def feed(self, pieces: Iterator[bytes]) -> None:
-        """Send these while answers are received."""
-        self._sender = asyncio.create_task(self._send_all(pieces))
+    def feed(self, body: Body) -> None:
+        """Send this while answers are received."""
+        self._sender = asyncio.create_task(self._send_all(body))
 
-    async def _send_all(self, pieces: Iterator[bytes]) -> None:
+    async def _send_all(self, body: Body) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            for piece in pieces:
-                await self.send(piece)
+            if isinstance(body, AsyncIterable):
+                async for data in body:
+                    for piece in protocol.data_frames(data):
+                        await self.send(piece)
+                await self.send(protocol.END)
+            else:
+                for piece in protocol.body_frames(body):
+                    await self.send(piece)
 
     @property
     def sending(self) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
 from sandkeep.errors import GuestLied, SandboxDead, SandkeepError
 from sandkeep.runtime.link import protocol
-from sandkeep.runtime.link._async.io import AsyncWire, sleep
+from sandkeep.runtime.link._async.io import AsyncWire, Body, sleep
 
 QUICK = 60.0
 MOST_IDLE = 8
@@ -33,7 +33,7 @@ class AsyncLink:
         op: str,
         fields: dict[str, Any] | None = None,
         *,
-        body: Iterable[bytes] | None = None,
+        body: Body | None = None,
         timeout: float | None = QUICK,
     ) -> AsyncExchange:
         """One request whose answer comes in pieces; `timeout` is the longest silence."""
@@ -105,7 +105,7 @@ class AsyncExchange:
     result: dict[str, Any]
 
     def __init__(
-        self, link: AsyncLink, op: str, fields: dict[str, Any], body: Iterable[bytes] | None, timeout: float | None
+        self, link: AsyncLink, op: str, fields: dict[str, Any], body: Body | None, timeout: float | None
     ) -> None:
         self._link = link
         self._op = op
@@ -121,7 +121,7 @@ class AsyncExchange:
         try:
             await wire.send(protocol.request(self._op, self._fields))
             if self._body is not None:
-                wire.feed(protocol.body_frames(self._body))
+                wire.feed(self._body)
         except (BrokenPipeError, ConnectionResetError):
             self._drop()
             raise SandboxDead("the sandbox ended as it was asked", "look at its info()") from None

@@ -6,10 +6,13 @@ import os
 import select
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from sandkeep.runtime.link import protocol
+
 CHUNK = 256 << 10
+Body = Iterable[bytes]
 
 
 class Wire:
@@ -43,9 +46,9 @@ class Wire:
     def send(self, data: bytes) -> None:
         self._sock.sendall(data)
 
-    def feed(self, pieces: Iterator[bytes]) -> None:
-        """Send these while answers are received."""
-        self._pieces = pieces
+    def feed(self, body: Body) -> None:
+        """Send this while answers are received."""
+        self._pieces = protocol.body_frames(body)
 
     @property
     def sending(self) -> bool:
