@@ -80,7 +80,7 @@ PY
 case ${1:-} in
 install)
   [ $# = 2 ] || usage
-  python3 -m venv "$2" && "$2/bin/pip" install -q --disable-pip-version-check swift ;;
+  [ -x "$2/bin/swift-proxy-server" ] || { python3 -m venv "$2" && "$2/bin/pip" install -q --disable-pip-version-check swift==2.38.3; } ;;
 run)
   [ $# = 3 ] || usage
   mkdir -p "$3"; serve "$2" "$3" ;;
