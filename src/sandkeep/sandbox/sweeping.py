@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from sandkeep.errors import Busy, NotFound
 from sandkeep.layers.pool import empty_trash, empty_trash_later
@@ -11,6 +12,9 @@ from sandkeep.runtime.elevate import elevated
 from sandkeep.sandbox import journal, squashing
 from sandkeep.sandbox.home import Home, lock, read_json
 from sandkeep.sandbox.record import Record
+
+
+CACHED = 16  # checkpoints whose layers stay here for a quick restore though no sandbox stands on them
 
 
 @dataclass
@@ -51,6 +55,8 @@ def discard_unused(home: Home, *, dry_run: bool = False, cache: bool = False) ->
         if not dry_run:
             for layer in gone:
                 home.layers.discard(layer)
+            if gone:
+                forget_gone(home)
     if gone and not dry_run:
         sweep_trash(home)
     return gone
@@ -70,9 +76,20 @@ def users(home: Home, *, cache: bool) -> set[str]:
         except FileNotFoundError:
             continue
     if cache:
-        for path in (home.path / "known").glob("*/*.json"):
+        for path in remembered(home)[:CACHED]:
             used.update(read_json(path)["stack"])
     return used
+
+
+def remembered(home: Home) -> list[Path]:
+    """What is known of checkpoints' layers here, the last used first."""
+    return sorted((home.path / "known").glob("*/*.json"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+
+
+def forget_gone(home: Home) -> None:
+    for path in remembered(home):
+        if not home.layers.here(read_json(path)["stack"]):
+            path.unlink(missing_ok=True)
 
 
 def _being_made(home: Home, layer: str) -> bool:
