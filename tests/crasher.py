@@ -10,7 +10,7 @@ from pathlib import Path
 from sandkeep import Sandbox
 from sandkeep.sandbox import journal
 
-OPERATIONS = ("create", "snapshot", "snapshot-busy", "restore", "restore-dead", "fork", "checkpoint", "restore-checkpoint", "kill")
+OPERATIONS = ("create", "snapshot", "snapshot-busy", "restore", "restore-dead", "fork", "checkpoint", "restore-checkpoint", "kill", "pause", "resume")
 
 
 def main() -> None:
@@ -47,6 +47,10 @@ def act(home: Path, operation: str, argument: list[str]) -> None:
         sb.checkpoint()
     elif operation == "kill":
         sb.kill()
+    elif operation == "pause":
+        sb.pause()
+    elif operation == "resume":
+        sb.resume()
 
 
 if __name__ == "__main__":

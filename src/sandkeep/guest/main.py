@@ -5,6 +5,7 @@ Started as `python3 -I -S -B -X utf8 -c "…; from guest.main import main; main(
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import sys
@@ -114,6 +115,9 @@ class Guest:
             return
         self.session.clean()
         self.session.secrets = {}
+        for conn in list(self._clients):
+            conn.close()
+        gc.collect()  # what ended commands wrote is held in cycles only
         self._close()
         self.loop.later(_WAKE_POLL, self._wake)
 
