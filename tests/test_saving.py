@@ -204,3 +204,22 @@ def test_mmapped_writes_are_not_missed(sb: Sandbox) -> None:
                 break
         time.sleep(0.1)
     assert seen == sorted(set(seen))
+
+
+def test_many_snapshots_of_a_busy_sandbox_keep_stacks_short(sb: Sandbox, home: Path) -> None:
+    sb.commands.run("sleep 1000", background=True)
+    for number in range(squashing.LONG + 3):
+        sb.commands.run(f"echo {number} > f{number}; rm -f f{number - 3}")
+        sb.snapshot()
+    machine = Machine(Home(home), sb.id)
+    deadline = time.monotonic() + 90
+    while not squashing.known(Home(home)) and time.monotonic() < deadline:
+        squashing.squash_now(Home(home), machine.record().copied[squashing.KEEP :])
+        time.sleep(0.1)
+    sb.commands.run("echo last > last")
+    saved = sb.snapshot()
+    assert len(saved.layers) < squashing.LONG
+    before = sb.commands.run("ls; cat f*").stdout
+    sb.commands.run("rm -rf *")
+    sb.restore(saved)
+    assert sb.commands.run("ls; cat f*").stdout == before

@@ -6,6 +6,7 @@ a checkpoint reads only the layers above its parent's, and a restore of what is 
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -168,11 +169,15 @@ def remember(home: Home, store: Store, checkpoint: str, stack: list[str]) -> Non
 
 def recall(home: Home, store: Store, checkpoint: str) -> list[str] | None:
     """The stack that shows this checkpoint, if all of it is here."""
+    path = home.path / "known" / store.repo.id / f"{checkpoint}.json"
     try:
-        stack: list[str] = read_json(home.path / "known" / store.repo.id / f"{checkpoint}.json")["stack"]
+        stack: list[str] = read_json(path)["stack"]
     except FileNotFoundError:
         return None
-    return stack if home.layers.here(stack) else None
+    if not home.layers.here(stack):
+        return None
+    os.utime(path)
+    return stack
 
 
 def fetch(

@@ -84,7 +84,7 @@ def take(machine: Machine, record: Record, facts: dict[str, Any], layer: str) ->
         raise RuntimeFailed(f"the memory can't be saved: {_plainly(error.message)}", _WITHOUT) from error
     step("pause: memory taken")
     session = {**facts["session"], "workflow": BoundState(machine.folder / "workflow.json").export()}
-    stack = [*record.copies, *record.stack]
+    stack = record.shown()
     taken = Taken(stack, session, facts["processes"], "copied" if changed else "unchanged", left_out)
     about = image.facts(engine, record.hostname, machine.folder)
     return taken, {"attachments": {NAME: folder(machine)}, "volatile": {"image": about}}

@@ -52,7 +52,7 @@ def fall_asleep(machine: Machine, record: Record, info: CheckpointInfo, taken: T
     """From here on it is paused; then what it used is freed."""
     record.state = State.PAUSED
     record.paused = {"checkpoint": info.id, "boot": boot()}
-    record.stack, record.copies = list(taken.stack), []
+    record.stack, record.copied = list(taken.stack), []
     record.save(machine.folder)
     step("pause: recorded")
     finish_pause(machine, record)

@@ -19,7 +19,7 @@ class Record:
     base: str
     stack: list[str] = field(default_factory=list)  # layer ids, top first
     top: int = 0  # number of the writable top
-    copies: list[str] = field(default_factory=list)  # layers copied out of the current top, newest first
+    copied: list[str] = field(default_factory=list)  # the stack that shows what the last copy of the top saw; empty: never copied
     state: State = State.CREATING
     limits: Limits = field(default_factory=Limits)
     network: Literal["none", "host"] = "none"
@@ -35,8 +35,12 @@ class Record:
     paused: dict[str, Any] | None = None  # how it sleeps: checkpoint, memory image
     notes: list[str] = field(default_factory=list)
 
+    def shown(self) -> list[str]:
+        """The layers under what changed since the last save."""
+        return list(self.copied or self.stack)
+
     def used_layers(self) -> set[str]:
-        return {*self.stack, *self.copies, *self.parent_stack}
+        return {*self.stack, *self.copied, *self.parent_stack}
 
     def save(self, folder: Path) -> None:
         write_json(folder / "record.json", dataclasses.asdict(self))

@@ -70,7 +70,7 @@ def _rotate(machine: Machine, record: Record, entry: dict[str, Any]) -> None:
 
 def _copy(machine: Machine, record: Record, entry: dict[str, Any]) -> None:
     _thaw(machine, record, machine.alive(record))
-    if entry["layer"] not in record.copies:
+    if entry["layer"] not in record.copied:
         machine.home.layers.discard(entry["layer"])
 
 
@@ -87,7 +87,7 @@ def _pause(machine: Machine, record: Record, entry: dict[str, Any]) -> None:
         wake(machine, engine, {})
         record.notes.append("the process that paused it died: its secrets are gone, give them again")
         record.save(machine.folder)
-    if "layer" in entry and entry["layer"] not in record.copies:
+    if "layer" in entry and entry["layer"] not in record.copied:
         machine.home.layers.discard(entry["layer"])
 
 

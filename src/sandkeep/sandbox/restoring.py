@@ -87,7 +87,7 @@ def _go_back(machine: Machine, record: Record, old: Record, session: dict[str, A
 
 
 def settle(machine: Machine, record: Record, stack: list[str], top: int) -> None:
-    record.stack, record.top, record.copies = list(stack), top, []
+    record.stack, record.top, record.copied = list(stack), top, []
     record.save(machine.folder)
     for cursor in machine.folder.glob("cursor-*"):
         cursor.unlink()

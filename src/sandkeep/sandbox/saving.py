@@ -45,13 +45,13 @@ def take(machine: Machine, record: Record) -> Taken:
     with machine.link.stream("hold") as hold:
         facts = hold.first_json()
         session = {**facts["session"], "workflow": BoundState(machine.folder / "workflow.json").export()}
-        if facts["idle"] and engine.can_rotate and not record.copies:
+        if facts["idle"] and engine.can_rotate and not record.copied:
             if not any(_entries(machine, record)):
                 return Taken(list(record.stack), session, facts["processes"], "unchanged")
             rotate(machine, record, engine)
             return Taken(list(record.stack), session, facts["processes"], "rotated")
         changed, left_out = copy(machine, record, engine, sync=facts["shared_maps"])
-        stack = [*record.copies, *record.stack]
+        stack = record.shown()
         return Taken(stack, session, facts["processes"], "copied" if changed else "unchanged", left_out)
 
 
@@ -95,7 +95,7 @@ def copy_frozen(machine: Machine, record: Record, *, sync: bool, layer: str) -> 
     Pages written through shared mappings change a file's time only when they were clean: `sync` makes them so.
     """
     layers = machine.home.layers
-    tree, cursor = layers.begin(layer), machine.folder / f"cursor-{record.copies[0] if record.copies else 'none'}"
+    tree, cursor = layers.begin(layer), machine.folder / f"cursor-{record.copied[0] if record.copied else 'none'}"
     if sync:
         os.sync()
     changed, after, left_out = elevated(copying.copy_top, machine.top(record.top) / "tree", tree, cursor)
@@ -104,10 +104,15 @@ def copy_frozen(machine: Machine, record: Record, *, sync: bool, layer: str) -> 
         layers.discard(layer)
         return 0, left_out
     write_whole(machine.folder / f"cursor-{layer}", after)
-    record.copies = [layer, *record.copies]
+    record.copied = [layer, *record.shown()]
+    squashed = squashing.find(machine.home, record.copied)
+    if squashed:
+        record.copied = squashing.swap(record.copied, *squashed)
+        record.parent_stack = squashing.swap(record.parent_stack, *squashed)
     record.save(machine.folder)
     step("copy: recorded")
     cursor.unlink(missing_ok=True)
+    squashing.later(machine.home, record.copied)
     return changed, left_out
 
 
