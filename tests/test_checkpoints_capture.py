@@ -475,6 +475,8 @@ def test_bad_input_changes_nothing(tmp_path: Path) -> None:
         ):
             with pytest.raises(BadArgument):
                 save(repo, tree, **how)
+        with pytest.raises(BadArgument):
+            save(repo, tree, parent_id="yesterday's")
         for parent in (new_id(), "../config", "ck_short"):
             with pytest.raises(CheckpointNotFound):
                 save(repo, tree, parent=parent)

@@ -47,24 +47,29 @@ STEPS = st.lists(
 )
 
 
+def at_once(path: str, flags: int) -> int:
+    """A FIFO that nobody reads is an error, not a wait."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
+
+
 def edit(root: Path, step: tuple[Any, ...]) -> None:
     """One edit; one that makes no sense here changes nothing."""
     what, path = step[0], os.path.join(os.fsencode(root), step[1])
     more = step[2] if len(step) > 2 else None
     try:
         if what == "write":
-            with open(path, "wb") as file:
+            with open(path, "wb", opener=at_once) as file:
                 file.write(more)
         elif what == "append":
-            with open(path, "r+b") as file:
+            with open(path, "r+b", opener=at_once) as file:
                 file.seek(0, os.SEEK_END)
                 file.write(more)
         elif what == "patch":
-            with open(path, "r+b") as file:
+            with open(path, "r+b", opener=at_once) as file:
                 file.seek(more)
                 file.write(b"patched")
         elif what == "sparse":
-            with open(path, "wb") as file:
+            with open(path, "wb", opener=at_once) as file:
                 file.seek(more)
                 file.write(b"end")
                 file.truncate(more + 300_000)
@@ -157,6 +162,15 @@ def check(root: Path, stored: Path, batches: list[list[tuple[Any, ...]]]) -> Non
                 with view(root, [base_folder, restored]) as mounted:
                     assert seen == looks(mounted)
             parent, restored = saved.id, whole
+
+
+def test_edits_never_wait_for_a_fifo() -> None:
+    steps = [
+        ("fifo", b"b/fifo"),
+        *((what, b"b/fifo", more) for what, more in (("write", b"x"), ("sparse", 5), ("append", b"x"), ("patch", 5))),
+    ]
+    with tempfile.TemporaryDirectory(prefix="sk-roundtrip-") as name, quick_folder() as stored:
+        check(Path(name), stored, [steps])
 
 
 @pytest.mark.parametrize("rounds", [1, 3])
