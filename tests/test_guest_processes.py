@@ -136,11 +136,18 @@ def test_a_terminal_is_a_real_one(box: Box) -> None:
     box.stdin(pid, b"stty size\n")
     until(lambda: b"25 81" in seen(box, pid), "the new size is told")
     box.stdin(pid, b"sleep 600\n")
-    until(lambda: children(pid), "the job runs")
+    until(lambda: "sleep" in map(program, children(pid)), "the job has the terminal: a shell sees to that before exec")
     box.stdin(pid, b"\x03echo broke-$((1+1))\n")
     until(lambda: b"broke-2" in seen(box, pid), "control-C ends the job")
     box.link.call("close_stdin", pid=pid)
     assert box.link.call("wait", pid=pid, timeout=60)["running"] is False
+
+
+def program(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 def seen(box: Box, pid: int) -> bytes:
