@@ -10,12 +10,14 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from sandkeep.server import problems
+from sandkeep.server import problems, protocol
 from sandkeep.server.audit import Audited, Auditor
 from sandkeep.server.auth import Buckets
 from sandkeep.server.limits import Sized
 from sandkeep.server.metrics import Figures, Measured
 from sandkeep.server.rest import ROUTERS
+from sandkeep.server.rest.ports import ByHostName
+from sandkeep.server.rest.storage import Quotas
 from sandkeep.server.services import Services
 from sandkeep.server.settings import Settings
 from sandkeep.sessions import Database
@@ -52,13 +54,16 @@ def create_app(settings: Settings) -> FastAPI:
         description="Sandboxes that never lose their state.",
         lifespan=lifespan,
     )
-    app.state.settings, app.state.buckets = settings, Buckets(settings.rate, settings.burst)
+    app.state.buckets, app.state.quotas = Buckets(settings.rate, settings.burst), Quotas(settings.storage_quota)
     problems.install(app)
     for router in ROUTERS:
         app.include_router(router)
+    if settings.websocket_protocol:
+        protocol.mount(app)
     app.add_middleware(Audited)
     app.add_middleware(Sized, max_body=settings.max_body, max_upload=settings.max_upload)
     app.add_middleware(Measured, figures=figures)
+    app.add_middleware(ByHostName)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

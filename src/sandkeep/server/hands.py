@@ -7,11 +7,12 @@ bound again when a sandbox wakes here, and after a restart their absence is an e
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sandkeep.errors import Busy, FloorNotReached, NotFound, SandboxDead, SandboxPaused, SandkeepError
-from sandkeep.model import Limits, State
+from sandkeep.errors import Busy, NotFound, SandboxDead, SandboxPaused, SandkeepError
+from sandkeep.model import Limits, RestoreReport, State
 from sandkeep.sandbox import AsyncSandbox, beginning, keeping, lifecycle, pausing
 from sandkeep.sandbox._async.bridge import blocking
 from sandkeep.sandbox.home import Home
@@ -36,6 +37,7 @@ class Hands:
         self.home = Home(home)
         self.spaces = spaces
         self.asked: set[str] = set()  # ids that their owner pauses, even in use
+        self.reports: dict[str, RestoreReport] = {}  # how much came back when a sandbox last woke or was made here
         self._db = database
         self._log = Log(database)
         self._secrets: dict[str, dict[str, str]] = {}
@@ -60,18 +62,20 @@ class Hands:
 
     async def create(self, session: Session, options: dict[str, Any]) -> None:
         """Bring up the sandbox of a new row."""
-        await blocking(self._create, session, options)
+        report = await blocking(self._create, session, options)
+        if report is not None:
+            self.reports[session.id] = report
         self.hold_secrets(session.id, options.get("secrets"))
 
-    def _create(self, session: Session, options: dict[str, Any]) -> None:
+    def _create(self, session: Session, options: dict[str, Any]) -> RestoreReport | None:
         home, store = Reserved(self.home.path, [session.id]), self.spaces.store(session.owner, session.project)
         options = dict(options)
         checkpoint, require = options.pop("from_checkpoint", None), options.pop("require", "files")
         if checkpoint is None:
             keeping.choose_store(lifecycle.create(home, **options), store)
-        else:
-            options.pop("base", None)
-            beginning.create_from(home, store, checkpoint, require, mounts=None, **options)
+            return None
+        options.pop("base", None)
+        return beginning.create_from(home, store, checkpoint, require, mounts=None, **options)[1]
 
     async def pause(self, session: Session) -> Slept:
         sandbox = await self.handle(session)
@@ -90,13 +94,16 @@ class Hands:
     async def resume(self, session: Session) -> None:
         self._handles.pop(session.id, None)
         secrets = self._secrets.get(session.id, {})
-        await blocking(self._resume, session, secrets)
+        report = await blocking(self._resume, session, secrets)
+        if report is not None:
+            self.reports[session.id] = report
+            await self._db.call(self._log.event, session.id, "resumed", **asdict(report))
         missing = sorted(set(session.config.get("secrets", [])) - set(secrets))
         if missing:
             await self._db.call(self._log.event, session.id, "secrets_missing", names=missing)
 
-    def _resume(self, session: Session, secrets: dict[str, str]) -> None:
-        """From what sleeps here if it is the session's newest state, else from its checkpoint."""
+    def _resume(self, session: Session, secrets: dict[str, str]) -> RestoreReport | None:
+        """From what sleeps here if it is the session's newest state, else from its checkpoint. None if it runs."""
         machine = self.machine(session)
         try:
             with machine.held() as record:
@@ -106,31 +113,28 @@ class Hands:
             running = fits = False
         else:
             if running:
-                return
+                return None
             if fits:
-                pausing.resume(machine, secrets, "files")
-                return
+                return pausing.resume(machine, secrets, "files")
             lifecycle.kill(machine)
         if session.checkpoint is None:
             raise SandboxDead(f"{session.id} has no checkpoint to come back from", "create a new one")
-        self._bring(session, secrets)
+        return self._bring(session, secrets)
 
-    def _bring(self, session: Session, secrets: dict[str, str]) -> None:
+    def _bring(self, session: Session, secrets: dict[str, str]) -> RestoreReport:
         """A sandbox with this id from a checkpoint that another host may have made."""
         config = session.config
         options: dict[str, Any] = {
             "runtime": config.get("runtime", "auto"), "env": None, "secrets": secrets, "limits": Limits(**config.get("limits", {})),
             "network": config.get("network", "none"), "mounts": None, "cwd": None, "metadata": session.metadata,
         }  # fmt: skip
-        store, home = self.spaces.store(session.owner, session.project), Reserved(self.home.path, [session.id] * 2)
+        store, home = self.spaces.store(session.owner, session.project), Reserved(self.home.path, [session.id])
         assert session.checkpoint is not None
-        try:
-            beginning.create_from(home, store, session.checkpoint, "relaunched", **options)
-        except FloorNotReached:
-            beginning.create_from(home, store, session.checkpoint, "files", **options)
+        return beginning.create_from(home, store, session.checkpoint, "files", **options)[1]
 
     async def remove(self, session: Session) -> None:
         self._secrets.pop(session.id, None)
+        self.reports.pop(session.id, None)
         await self.discard(session)
 
     async def discard(self, session: Session) -> None:
@@ -140,17 +144,26 @@ class Hands:
         await blocking(lifecycle.kill, Machine(self.home, session.id))
 
     async def real(self, id: str) -> Reality | None:
-        return await blocking(self._real, id)
+        """One whose process 1 has ended, as after a reboot of the host, is started again on its files."""
+        reality, revived = await blocking(self._real, id)
+        if revived:
+            self.reports[id] = report = RestoreReport("files", why="its process 1 had ended; the files are whole")
+            await self._db.call(self._log.event, id, "revived", **asdict(report))
+        return reality
 
-    def _real(self, id: str) -> Reality | None:
+    def _real(self, id: str) -> tuple[Reality | None, bool]:
         machine = Machine(self.home, id)
         try:
             with machine.held() as record:
                 if record.state is State.PAUSED and record.paused is not None:
-                    return Reality("paused", record.paused["checkpoint"], record.store)
-                return Reality("running") if machine.alive(record) else None
+                    return Reality("paused", record.paused["checkpoint"], record.store), False
+                if machine.alive(record):
+                    return Reality("running"), False
+                machine.stop(record)
+                machine.start(record, None, self._secrets.get(id, {}))
+                return Reality("running"), True
         except NotFound:
-            return None
+            return None, False
 
 
 async def refuse_foreground(sandbox: AsyncSandbox) -> None:

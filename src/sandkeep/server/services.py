@@ -7,10 +7,10 @@ waits in the loop and not in threads.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from sandkeep.checkpoints import Store
 from sandkeep.errors import BadArgument, CheckpointNotFound, Denied, SandboxNotFound, SandkeepError
@@ -25,6 +25,7 @@ from sandkeep.sessions.records import check_json
 from sandkeep.sessions.tables import sessions as rows
 
 Level = Literal["memory", "relaunched", "files"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -164,6 +165,7 @@ class Services:
         await self.get(scope, id)
         self.hands.hold_secrets(id, lifecycle.check_variables("secrets", secrets))
         session = await self.keeper.resume(id)
+        await self.hands.real(id)
         if secrets:
             async with self.use(scope, id) as sandbox:
                 await sandbox._link.call("secrets_set", secrets=secrets)
@@ -210,6 +212,11 @@ class Services:
         verb = pausing.fork if memory else lifecycle.fork
         return dict(zip(ids, await blocking(verb, machine, len(ids), held), strict=True))
 
+    async def alone(self, id: str, work: Awaitable[T]) -> T:
+        """Work that changes one sandbox, when its turn comes."""
+        async with self._turn(id):
+            return await work
+
     # save points
 
     async def snapshot(self, scope: Scope, id: str, comment: str = "") -> SnapshotInfo:
@@ -230,7 +237,7 @@ class Services:
         async with self.use(scope, id) as sandbox, self._turn(id):
             return await sandbox.restore(to, keep=keep, require=require)
 
-    async def checkpoint(self, scope: Scope | None, id: str, **words: Any) -> CheckpointInfo:
+    async def checkpoint(self, scope: Scope | None, id: str, /, **words: Any) -> CheckpointInfo:
         check_json(words.get("metadata") or {}, "metadata")
         async with self.use(scope, id) as sandbox, self._turn(id):
             return await sandbox.checkpoint(**words)

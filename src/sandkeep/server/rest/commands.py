@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import codecs
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse
 
 from sandkeep.errors import BadArgument, SandkeepError
 from sandkeep.sandbox._async.commands import error_class, run_fields
@@ -17,11 +16,11 @@ from sandkeep.server.auth import Caller, Use
 from sandkeep.server.problems import unexpected
 from sandkeep.server.services import Services
 from sandkeep.server.shapes import CommandBody, SignalBody, shown, shown_result
+from sandkeep.server.streams import alive, streamed
 from sandkeep.sessions import Scope
 
 router = APIRouter(prefix="/sandboxes/{id}/commands", tags=["commands"])
 
-KEEP_ALIVE = 15.0
 DEFAULT_OUTPUT = 1 << 20
 
 
@@ -93,27 +92,13 @@ async def signal(caller: Caller, services: Use, id: str, pid: int, body: SignalB
 
 async def events(services: Services, caller: Scope, id: str, op: str, fields: dict[str, Any], body: Any) -> Response:
     """What a request to the guest streams, as server-sent events. Errors before the first event are ordinary answers."""
-    stream = _events(services, caller, id, op, fields, body)
-    first = await anext(stream)
-    if isinstance(first, SandkeepError):
-        await stream.aclose()
-        raise first
-
-    async def all() -> AsyncIterator[str]:
-        try:
-            yield str(first)
-            async for event in alive(stream):
-                yield event
-        finally:
-            await stream.aclose()
-
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return StreamingResponse(all(), media_type="text/event-stream", headers=headers)
+    return await streamed(_events(services, caller, id, op, fields, body), "text/event-stream", headers, alive)
 
 
 async def _events(
     services: Services, caller: Scope, id: str, op: str, fields: dict[str, Any], body: Any
-) -> AsyncGenerator[Any, None]:
+) -> AsyncGenerator[str, None]:
     decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in ("stdout", "stderr")}
     begun = False
     try:
@@ -140,31 +125,10 @@ async def _events(
             told = {name: final.get(name) for name in ("exit_code", "duration_ms", "truncated", "dropped")}
             yield event("exit", {**told, "error_class": error_class(final)})
     except Exception as error:
-        problem = error if isinstance(error, SandkeepError) else unexpected(error)
-        yield event("error", problem.as_dict()) if begun else problem
+        if not begun:
+            raise
+        yield event("error", (error if isinstance(error, SandkeepError) else unexpected(error)).as_dict())
 
 
 def event(name: str, data: dict[str, Any]) -> str:
     return f"event: {name}\ndata: {json.dumps(data)}\n\n"
-
-
-async def alive(stream: AsyncIterator[str]) -> AsyncIterator[str]:
-    """The stream, with a comment whenever nothing has come for a while."""
-    pending: asyncio.Task[str] | None = None
-    try:
-        while True:
-            pending = pending or asyncio.ensure_future(anext(stream))
-            done, _ = await asyncio.wait({pending}, timeout=KEEP_ALIVE)
-            if not done:
-                yield ": keep-alive\n\n"
-                continue
-            try:
-                found = pending.result()
-            except StopAsyncIteration:
-                return
-            pending = None
-            yield found
-    finally:
-        if pending is not None:
-            pending.cancel()
-            await asyncio.gather(pending, return_exceptions=True)

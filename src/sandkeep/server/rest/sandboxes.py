@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query, Response
 from sandkeep.sandbox._async.bridge import blocking
 from sandkeep.sandbox.lifecycle import check_variables
 from sandkeep.server.auth import Caller, Use
+from sandkeep.server.services import Services
 from sandkeep.server.shapes import (
     CheckpointBody,
     CreateBody,
@@ -21,14 +22,20 @@ from sandkeep.server.shapes import (
     WorkflowBody,
     shown,
 )
-from sandkeep.sessions import SessionState
+from sandkeep.sessions import Session, SessionState
 
 router = APIRouter(prefix="/sandboxes", tags=["sandboxes"])
 
 
 @router.post("", status_code=201)
 async def create(caller: Caller, services: Use, body: CreateBody) -> dict[str, Any]:
-    return dict(shown(await services.create(caller, body.new())))
+    return with_report(services, await services.create(caller, body.new()))
+
+
+def with_report(services: Services, session: Session) -> dict[str, Any]:
+    """A sandbox, and how much came back when it last woke or was made from a checkpoint."""
+    report = services.hands.reports.get(session.id)
+    return {**shown(session), "restore_report": shown(report) if report else None}
 
 
 @router.get("")
@@ -52,7 +59,7 @@ async def get(caller: Caller, services: Use, id: str) -> dict[str, Any]:
     session = await services.get(caller, id)
     info = await services.info(session)
     live = {} if info is None else {name: getattr(info, name) for name in ("runtime", "layers", "cwd", "env", "notes")}
-    return {**shown(session), **live}
+    return {**with_report(services, session), **live}
 
 
 @router.patch("/{id}")
@@ -73,7 +80,7 @@ async def pause(caller: Caller, services: Use, id: str) -> dict[str, Any]:
 
 @router.post("/{id}/resume")
 async def resume(caller: Caller, services: Use, id: str, body: ResumeBody | None = None) -> dict[str, Any]:
-    return dict(shown(await services.resume(caller, id, body.secrets if body else None)))
+    return with_report(services, await services.resume(caller, id, body.secrets if body else None))
 
 
 @router.post("/{id}/activity")

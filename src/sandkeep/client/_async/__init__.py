@@ -1,0 +1,1 @@
+"""Async is the source; `_sync` is generated, but for io.py."""
