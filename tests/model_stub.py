@@ -284,7 +284,9 @@ class Handler(BaseHTTPRequestHandler):
         found = json.loads(data or b"{}")
         return found if isinstance(found, dict) else {}
 
-    def _answer(self, events: Iterable[tuple[str, dict[str, Any]]], stream: bool, named: bool = False, last: str = "") -> None:
+    def _answer(
+        self, events: Iterable[tuple[str, dict[str, Any]]], stream: bool, named: bool = False, last: str = ""
+    ) -> None:
         if not stream:
             self._whole(next(iter(events))[1])
             return
