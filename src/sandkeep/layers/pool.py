@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import subprocess
 from collections.abc import Iterable
 from pathlib import Path
+
+from sandkeep.layers.detached import detach
 
 
 class Layers:
@@ -64,22 +65,4 @@ def empty_trash_later(trash: Path) -> None:
     """The same in a process of its own that outlives this one; what it does not finish is left for `gc`."""
     entries = [str(entry) for entry in trash.iterdir()] if trash.is_dir() else []
     if entries:
-        _reap()
-        quiet = subprocess.DEVNULL
-        _removers.append(
-            subprocess.Popen(
-                ["rm", "-rf", "--", *entries],
-                stdin=quiet,
-                stdout=quiet,
-                stderr=quiet,
-                start_new_session=True,
-                close_fds=True,
-            )
-        )
-
-
-_removers: list[subprocess.Popen[bytes]] = []
-
-
-def _reap() -> None:
-    _removers[:] = [remover for remover in _removers if remover.poll() is None]
+        detach(["rm", "-rf", "--", *entries])

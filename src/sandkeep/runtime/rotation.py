@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import threading
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,7 @@ def _rotate(plan: Plan, pid: int) -> None:
         moved = _below_root(Path(f"/proc/{pid}/mountinfo").read_text(), own_usr=fresh.usr is not None)
         kernel.setns(namespace, kernel.CLONE_NEWNS)
         old = _open(undo, "/")
+        usr = _open(undo, "/usr") if fresh.usr is not None else None
         trees = [(path, undo.enter_context(_Tree(path))) for path in moved]
         os.fchdir(fresh.root)
         if fresh.usr is not None:
@@ -56,8 +58,16 @@ def _rotate(plan: Plan, pid: int) -> None:
         except OSError:
             kernel.umount(".", kernel.MNT_DETACH)
             raise
+        held = [os.dup(old), *([os.dup(usr)] if usr is not None else [])]
         os.fchdir(old)
         kernel.umount(".", kernel.MNT_DETACH)
+    threading.Thread(target=_let_go, args=(held,), name="sandkeep-let-go", daemon=True).start()
+
+
+def _let_go(held: list[int]) -> None:
+    """The end of an overlay syncs the whole filesystem below it: not while somebody waits for the switch."""
+    for fd in held:
+        os.close(fd)
 
 
 class _Tree:

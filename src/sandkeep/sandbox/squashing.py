@@ -5,11 +5,11 @@ A squashed layer's folder holds `of.json` with the ids that it stands for, so an
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 from sandkeep.errors import Busy
+from sandkeep.layers.detached import detach
 from sandkeep.layers.squash import squash
 from sandkeep.runtime.elevate import elevated
 from sandkeep.sandbox.home import Home, lock, read_json, write_json
@@ -46,17 +46,7 @@ def known(home: Home) -> dict[str, list[str]]:
 def later(home: Home, stack: list[str]) -> None:
     """Begin to squash in a process of its own, if the stack is long and nobody is at it."""
     if len(stack) > LONG:
-        quiet = subprocess.DEVNULL
-        _running.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "sandkeep.sandbox.squashing", str(home.path), *stack[KEEP:]],
-                stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True,
-            )
-        )  # fmt: skip
-    _running[:] = [process for process in _running if process.poll() is None]
-
-
-_running: list[subprocess.Popen[bytes]] = []
+        detach([sys.executable, "-m", "sandkeep.sandbox.squashing", str(home.path), *stack[KEEP:]])
 
 
 def squash_now(home: Home, stack: list[str]) -> str | None:
