@@ -22,7 +22,7 @@ from sandkeep.checkpoints.filters import Filter
 from sandkeep.checkpoints.records import is_id, new_id, time_of
 from sandkeep.errors import BadArgument, CheckpointNotFound, StateConflict, StoreFull
 from sandkeep.store.writer import Writer
-from trees import BASE, looks, make_socket, open_repo, quick_folder, save
+from trees import BASE, looks, make_socket, open_repo, quick_folder, save, view
 
 
 def fill(root: Path, files: dict[str, bytes]) -> Path:
@@ -316,6 +316,23 @@ def test_a_difference_that_no_layer_can_say_is_written_whole(tmp_path: Path) -> 
         done = unpack(repo, one.id, tmp_path / "out", since=two.id, base=base)
         assert done.on is None
         assert os.listdir(tmp_path / "out") == ["other"]
+
+
+def test_a_folder_that_hides_the_base_in_both_is_merged_not_hidden_again(tmp_path: Path) -> None:
+    base = Base({"/": str(fill(tmp_path / "base", {"d/of-the-base": b"b"}))})
+    first, second = (
+        fill(tmp_path / "first", {"d/kept": b"k", "d/old": b"o"}),
+        fill(tmp_path / "second", {"d/new": b"n"}),
+    )
+    os.setxattr(first / "d", "user.overlay.opaque", b"y")
+    whiteout(second / "d/old")
+    with open_repo(tmp_path) as repo:
+        one = save(repo, first, below=base)
+        two = save(repo, second, parent=one.id, below=base)
+        unpack(repo, one.id, tmp_path / "low")
+        assert unpack(repo, two.id, tmp_path / "high", since=one.id, base=base).on == one.id
+    with view(tmp_path, [tmp_path / "base", tmp_path / "low", tmp_path / "high"]) as mounted:
+        assert sorted(os.listdir(mounted / "d")) == ["kept", "new"]
 
 
 def test_links_made_and_broken_since_are_said_by_the_layer(tmp_path: Path) -> None:

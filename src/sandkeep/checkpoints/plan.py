@@ -103,11 +103,12 @@ def difference(
             before = was.pop(entry.name, None)
             if entry == before and at not in forced and at not in above_forced:
                 continue
-            plan.put(at, entry)
+            merged = entry.kind == DIR and before is not None and before.kind == DIR and before.flag == entry.flag
+            plan.put(at, entry._replace(flag=False) if merged else entry)  # opaque here would hide what lies below
             if entry.kind != DIR:
                 continue
             base_folder = shows and not entry.flag and (base is None or base.is_folder(at))
-            if before is not None and before.kind == DIR and before.flag == entry.flag:
+            if merged and before is not None:
                 if before.node != entry.node or at in above_forced:
                     todo.append((at, entry, before, base_folder))
                 continue
