@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandkeep.agents import AgentSpec, Event, events, parsers, register, registry, types
+from sandkeep.agents import AgentResponse, AgentSpec, Event, events, parsers, register, registry, types
 from sandkeep.agents.events import Masker, Stream
 from sandkeep.agents.schema import check_schema, problem
 from sandkeep.agents.setup import conversation_place, files_below, mcp_file
@@ -181,6 +181,17 @@ def test_a_schema_that_would_not_be_checked_whole_is_refused() -> None:
         problem({"properties": {"a": {"items": {"type": "null"}}}}, {"a": [None, 1]})
         == "$.a[1] must be of type null, not int"
     )
+
+
+def test_the_text_is_the_last_thing_said_whole() -> None:
+    def said(*events: Event) -> str:
+        return AgentResponse("r", "s", "t", "completed", 0, events=list(events)).text
+
+    rows = [{"type": "message", "role": "assistant", "content": text, "delta": True} for text in ("to", "day")]
+    pieces = [event for row in rows for event in parsers.gemini(json.dumps(row))]
+    assert said(Event("message", "a"), Event("tool_call"), *pieces, Event("plan")) == "today"
+    assert said(Event("message", "a"), Event("message", "b"), Event("message", "q", role="user")) == "b"
+    assert said() == ""
 
 
 def test_servers_are_added_to_settings_in_each_style() -> None:

@@ -12,7 +12,7 @@ package() {
     codex) echo @openai/codex@0.166.0 ;;
     gemini) echo @google/gemini-cli@0.61.0 ;;
     qwen) echo @qwen-code/qwen-code@0.15.10 ;;
-    kimi) echo @moonshot-ai/kimi-code@2.1.0 ;;
+    kimi) echo node@22.23.3 @moonshot-ai/kimi-code@2.1.0 ;;
     opencode) echo opencode-ai@1.18.33 ;;
     *) echo "agents: unknown agent $1" >&2; return 2 ;;
   esac
@@ -29,7 +29,7 @@ for name in "${names[@]}"; do
   [ "$(cat "$into/package" 2>/dev/null)" != "$wanted" ] || continue
   echo "agents: installing $wanted" >&2
   rm -rf "$into" "$into.making"
-  if npm install -g --prefix "$into.making" --no-audit --no-fund --loglevel=error "$wanted" >".build/agents/$name.log" 2>&1; then
+  if npm install -g --prefix "$into.making" --no-audit --no-fund --loglevel=error $wanted >".build/agents/$name.log" 2>&1; then
     echo "$wanted" > "$into.making/package"
     mv "$into.making" "$into"
   else

@@ -104,7 +104,7 @@ def codex(row: Row) -> Iterator[Event]:
 def gemini(row: Row) -> Iterator[Event]:
     kind = row.get("type")
     if kind == "message" and row.get("role") != "user":
-        yield Event("message", row["content"])
+        yield Event("message", row["content"], data={"delta": True} if row.get("delta") else None)
     elif kind == "tool_use":
         yield _call(row["tool_name"], row["tool_id"], row.get("parameters"))
     elif kind == "tool_result":

@@ -50,6 +50,7 @@ _BUILT_IN = (
         command=("{program}", "--prompt", "{prompt}", ("--model", "{model}"), "--yolo", "--output-format", "stream-json",
                  "{continue}"),
         resume=("--resume", "latest"), conversation=".gemini/tmp/*/chats/*",
+        settings={".gemini/settings.json": '{"security": {"auth": {"selectedType": "gemini-api-key"}}}'},
         state=(".gemini",), private=(".gemini/oauth_creds.json",), key="GEMINI_API_KEY",
         env={**_QUIET, "GOOGLE_GEMINI_BASE_URL": "{base_url}", "GEMINI_CLI_TRUST_WORKSPACE": "true"},
         prompt_file="GEMINI.md", skills=".gemini/skills", mcp=("json", ".gemini/settings.json"), parser=parsers.gemini,
@@ -67,7 +68,8 @@ _BUILT_IN = (
     AgentSpec(
         "kimi",
         package="@moonshot-ai/kimi-code", version="2.1.0", program="bin/kimi",
-        command=("{program}", "-p", "{prompt}", "--output-format", "stream-json", "{continue}"),
+        install="npm install -g --no-audit --no-fund --loglevel=error --prefix {into} node@22.23.3 {package}@{version}",
+        command=("/opt/agents/kimi/bin/node", "{program}", "-p", "{prompt}", "--output-format", "stream-json", "{continue}"),
         resume=("--continue",), conversation=".kimi-code/sessions/*/*",
         state=(".kimi-code",), private=(".kimi-code/config.toml",), key="KIMI_MODEL_API_KEY",
         env={**_QUIET, "KIMI_MODEL_BASE_URL": "{base_url}", "KIMI_MODEL_NAME": "{model}", "KIMI_MODEL_PROVIDER_TYPE": "openai"},

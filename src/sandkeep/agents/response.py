@@ -30,9 +30,16 @@ class AgentResponse:
 
     @property
     def text(self) -> str:
-        """The last thing that the agent said."""
-        said = [event.text for event in self.events if event.kind == "message" and event.role == "assistant"]
-        return said[-1] if said else ""
+        """The last thing that the agent said, put together where it came in pieces."""
+        said: list[str] = []
+        for event in reversed(self.events):
+            if event.kind == "message" and event.role == "assistant":
+                said.append(event.text)
+                if event.data != {"delta": True}:
+                    break
+            elif said:
+                break
+        return "".join(reversed(said))
 
 
 @dataclass(frozen=True)

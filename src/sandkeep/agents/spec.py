@@ -34,6 +34,7 @@ class AgentSpec:
     install: str = "npm install -g --no-audit --no-fund --loglevel=error --prefix {into} {package}@{version}"
     program: str = ""  # below where it is installed, or a name on the PATH
     state: Sequence[str] = ()  # the agent's own folders below home
+    settings: Mapping[str, str] = field(default_factory=dict)  # files below home that it needs, written where missing
     private: Sequence[str] = ()  # files below home that may hold a key: never in a checkpoint
     key: str = ""  # the variable of its key; "" needs none
     env: Mapping[str, str] = field(default_factory=dict)

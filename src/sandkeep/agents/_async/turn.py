@@ -16,7 +16,7 @@ from sandkeep.agents.options import Options
 from sandkeep.agents.response import RunStatus
 from sandkeep.agents.schema import problem
 from sandkeep.errors import Busy, FileError, FileMissing, ProcessNotFound
-from sandkeep.model import WORKSPACE, CommandResult
+from sandkeep.model import HOME, WORKSPACE, CommandResult
 from sandkeep.sandbox import AsyncProcess, AsyncSandbox
 
 RUN = "run-"
@@ -169,6 +169,9 @@ async def prepare(sandbox: AsyncSandbox, options: Options, fresh: bool) -> None:
     if fresh:
         for folder in setup.folders(options.workspace_mode):
             await sandbox.files.mkdir(folder)
+    for name, text in options.spec.settings.items():
+        if not await sandbox.files.exists(f"{HOME}/{name}"):
+            await sandbox.files.write(f"{HOME}/{name}", text)
     for path, content in options.prepared.items():
         await sandbox.files.write(path, content)
     settings = options.mcp_path()

@@ -155,7 +155,13 @@ class Agent:
         )  # fmt: skip
 
     def _keep(
-        self, sandbox: Sandbox, run_id: str, status: RunStatus, exit_code: int | None, prompt: str, comment: str | None
+        self,
+        sandbox: Sandbox,
+        run_id: str,
+        status: RunStatus,
+        exit_code: int | None,
+        prompt: str,
+        comment: str | None,
     ) -> tuple[CheckpointInfo | None, str | None]:
         """The automatic checkpoint: its failure is told, and never the run's."""
         if self._options.storage is False or (status != "completed" and not self._options.keep_failed):

@@ -17,7 +17,7 @@ from sandkeep.agents.options import Options
 from sandkeep.agents.response import RunStatus
 from sandkeep.agents.schema import problem
 from sandkeep.errors import Busy, FileError, FileMissing, ProcessNotFound
-from sandkeep.model import WORKSPACE, CommandResult
+from sandkeep.model import HOME, WORKSPACE, CommandResult
 from sandkeep.sandbox import Process, Sandbox
 
 RUN = "run-"
@@ -170,6 +170,9 @@ def prepare(sandbox: Sandbox, options: Options, fresh: bool) -> None:
     if fresh:
         for folder in setup.folders(options.workspace_mode):
             sandbox.files.mkdir(folder)
+    for name, text in options.spec.settings.items():
+        if not sandbox.files.exists(f"{HOME}/{name}"):
+            sandbox.files.write(f"{HOME}/{name}", text)
     for path, content in options.prepared.items():
         sandbox.files.write(path, content)
     settings = options.mcp_path()
