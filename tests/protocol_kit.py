@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import ClientConnection
+from websockets.asyncio.client import connect as open_socket
 from websockets.exceptions import ConnectionClosed
 
 PATIENCE = 90.0
@@ -31,6 +32,27 @@ P = "SANDBOX_"
 def S(*names: str) -> list[Any]:
     """Statuses as the wire has them."""
     return [{"event": "status_update", "status": P + name} for name in names]
+
+
+_open: list[ClientConnection] = []
+
+
+async def connect(url: str, **options: Any) -> ClientConnection:
+    """A socket that `run` closes if the test does not."""
+    socket = await open_socket(url, max_size=None, **options)
+    _open.append(socket)
+    return socket
+
+
+def run(work: Any) -> Any:
+    async def whole() -> Any:
+        try:
+            return await work
+        finally:
+            while _open:
+                await _open.pop().close()
+
+    return asyncio.run(whole())
 
 
 class Server:
@@ -138,7 +160,7 @@ def text(heard: list[dict[str, Any]], *streams: str) -> str:
 
 
 async def create(server: Server, **options: Any) -> Client:
-    client = Client(await connect(f"{server.ws}/create", max_size=None))
+    client = Client(await connect(f"{server.ws}/create"))
     await client.say(**options)
     heard = await client.until("RUNNING")
     assert [one["event"] for one in heard].count("sandbox_id") == 1
@@ -148,7 +170,7 @@ async def create(server: Server, **options: Any) -> Client:
 async def dial(server: Server, id: str, token: str, **options: Any) -> Client:
     """Attached, and nothing heard yet."""
     url = f"{server.ws}/attach/{id}?sandbox_token={token}"
-    return Client(await connect(url, max_size=None, **options), id, token)
+    return Client(await connect(url, **options), id, token)
 
 
 async def attach(server: Server, id: str, token: str) -> Client:
@@ -162,10 +184,6 @@ async def eventually(true: Callable[[], Any]) -> Any:
         while not (found := await true() if asyncio.iscoroutinefunction(true) else true()):
             await asyncio.sleep(0.05)
         return found
-
-
-def run(work: Any) -> Any:
-    return asyncio.run(work)
 
 
 def free_port() -> int:

@@ -113,7 +113,7 @@ class Conversation:
 
     async def _kill(self, stage: Stage) -> None:
         failed = f"Failed to kill sandbox ID: {stage.id}."
-        held = stage.client is self.client
+        held = stage.client is self.client and self.hall.stages.get(stage.id, stage) is stage
         before = stage.state
         if held:
             stage.state = "KILLING"

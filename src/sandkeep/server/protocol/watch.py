@@ -61,6 +61,8 @@ class Watch:
         for stage in list(hall.stages.values()):
             if stage.id not in ours and stage.state == "RUNNING":
                 await self._missed(stage)
+            elif stage.id not in ours and stage.state == "STOPPED":
+                await self._forget(stage)
 
     async def _idle(self, row: Session, options: Options, now: float) -> None:
         if not options.idle_timeout or now - row.last_activity < options.idle_timeout:
@@ -98,8 +100,9 @@ class Watch:
     async def _put_away(self, row: Session, stage: Stage) -> None:
         """To sleep if it was ever saved or asked to be, so that nothing that could be restored is lost; else it ends."""
         services = self._services
+        asleep = stage.options.enable_idle_timeout_auto_checkpoint or row.checkpoint is not None
         try:
-            if stage.options.enable_idle_timeout_auto_checkpoint or row.checkpoint is not None:
+            if asleep:
                 await services.pause(None, row.id)
             else:
                 ended = await services.db.call(
@@ -115,27 +118,39 @@ class Watch:
             stage.state = "RUNNING"
             _log.warning("%s is idle and could not be put away, will be tried again: %s", row.id, error)
             return
-        await self._gone(stage)
+        await self._gone(stage, asleep=asleep)
 
     async def _missed(self, stage: Stage) -> None:
         try:
             row = await self._services.get(None, stage.id)
         except SandboxNotFound:
-            await self._gone(stage)
+            await self._gone(stage, asleep=False)
             return
         if stage.state != "RUNNING":
             return
         if row.host != self._services.keeper.host:
             if stage.options.enable_sandbox_handoff:
                 await stage.tell(Status.LOCK_RENEWAL_ERROR)
-            await self._gone(stage)
+            await self._gone(stage, asleep=False)
         elif row.state in (_S.PAUSED, _S.ERROR):
-            await self._gone(stage)
+            await self._gone(stage, asleep=row.state is _S.PAUSED)
 
-    async def _gone(self, stage: Stage) -> None:
-        """The client's socket stays open; what it asks from now on is refused. A suspended execution waits for a resume."""
+    async def _forget(self, stage: Stage) -> None:
+        """What sleeps here with its execution, until it is gone or wakes elsewhere."""
+        try:
+            row = await self._services.get(None, stage.id)
+        except SandboxNotFound:
+            self._hall.drop(stage)
+            return
+        if row.host != self._services.keeper.host and stage.state == "STOPPED":
+            self._hall.drop(stage)
+
+    async def _gone(self, stage: Stage, *, asleep: bool) -> None:
+        """The client's socket stays open; what it asks from now on is refused. An execution sleeps with its sandbox."""
         stage.state = "STOPPED"
         await stage.stop_delivery()
+        self._hall.drop(stage)
+        if asleep and stage.executing:
+            self._hall.stage(stage.id, stage.options).execution = stage.execution
+            self._hall.stages[stage.id].state = "STOPPED"
         await stage.tell(Status.DELETING, *stage.unlocking, Status.DELETED)
-        if stage.execution is None or not stage.execution.suspended:
-            self._hall.drop(stage)
