@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from sandkeep.cli import checkpoint, demo, doctor, sandbox, server, store
+from sandkeep.cli import agent, checkpoint, demo, doctor, sandbox, server, store
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -17,6 +17,7 @@ def main() -> None:
 
 
 main.add_command(demo.demo)
+main.add_command(agent.agent)
 main.add_command(doctor.doctor)
 main.add_command(sandbox.sandbox)
 main.add_command(sandbox.gc)
