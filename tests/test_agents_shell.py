@@ -174,6 +174,37 @@ def test_a_run_that_ignores_the_request_to_end_is_killed(make: Callable[..., Age
         assert got[0].status == "interrupted"
 
 
+def test_a_run_can_be_interrupted_before_it_begins(make: Callable[..., Agent]) -> None:
+    with make() as agent:
+        asked: list[threading.Thread] = []
+
+        def ask(event: dict[str, Any]) -> None:
+            if event["event"] == "sandbox ready":
+                asked.append(in_background(agent.interrupt)[0])
+                until(lambda: agent._asked)
+
+        agent.on("lifecycle", ask)
+        got = agent.run("sleep 600")
+        asked[0].join(90)
+        assert got.status == "interrupted"
+        assert got.checkpoint.metadata["agent"]["status"] == "interrupted"
+
+
+def test_a_listener_can_interrupt(make: Callable[..., Agent]) -> None:
+    with make() as agent:
+        agent.on("content", lambda event: agent.interrupt() if event.text == "enough" else None)
+        assert agent.run("echo enough; sleep 600").status == "interrupted"
+
+
+def test_events_that_can_not_be_written_are_noted(make: Callable[..., Agent]) -> None:
+    with make() as agent:
+        got = agent.run("mkdir -p ~/.sandkeep; touch ~/.sandkeep/events")
+        assert got.status == "completed"
+        assert got.checkpoint is not None
+        assert "events are not in the sandbox" in got.notes[0]
+        assert agent.log()[0].events == []
+
+
 async def _cancelled(home: Path, store: Path) -> tuple[Any, str]:
     async with AsyncAgent("shell", home=home, storage=store) as agent:
         await agent.run("true")
@@ -505,6 +536,7 @@ def test_files_that_hold_keys_are_left_out_and_stay_where_they_are(make: Callabl
         assert agent.sandbox.files.stat(f"{HOME}/.keeper/auth.json").mode & 0o777 == 0o600
         agent.pause()
         assert not holds(tmp_path / "store", SECRET.encode())
+        assert agent.run("cat ~/.keeper/auth.json").stdout == f"{SECRET}\n"
     with make("keeper", api_key="another-key-entirely") as agent:
         got = agent.run("ls ~/.keeper; echo $KEEPER_KEY", from_checkpoint=kept.id)
         assert got.stdout == "state\nanother-key-entirely\n"

@@ -7,7 +7,7 @@ import json
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from sandkeep.agents import events, setup
 from sandkeep.agents._async.bridge import STOPPED, pause_for
@@ -183,15 +183,11 @@ async def prepare(sandbox: AsyncSandbox, options: Options, fresh: bool) -> None:
 class AsyncPrivate:
     """Within this block the agent's files that may hold a key are not in the sandbox."""
 
-    def __init__(self, sandbox: AsyncSandbox, paths: list[str]) -> None:
+    def __init__(self, sandbox: AsyncSandbox, paths: list[str], held: dict[str, bytes] | None = None) -> None:
         self._sandbox, self._paths = sandbox, paths
-        self._held: dict[str, bytes] = {}
+        self._held = dict(held or {})
 
-    def forget(self) -> None:
-        """They can't be put back: the sandbox sleeps. The key is given again when it wakes."""
-        self._held = {}
-
-    async def __aenter__(self) -> AsyncPrivate:
+    async def __aenter__(self) -> Self:
         for path in self._paths:
             try:
                 self._held[path] = await self._sandbox.files.read(path)
@@ -200,6 +196,14 @@ class AsyncPrivate:
             await self._sandbox.files.remove(path)
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        for path, content in self._held.items():
+    def give_up(self) -> dict[str, bytes]:
+        """What can't be put back now, for whoever does it later."""
+        held, self._held = self._held, {}
+        return held
+
+    async def put_back(self) -> None:
+        for path, content in self.give_up().items():
             await self._sandbox.files.write(path, content, mode=0o600)
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.put_back()

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import logging
 import secrets as random
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Self
 
 from sandkeep.agents import facts, installing, setup
-from sandkeep.agents._sync.bridge import blocking
+from sandkeep.agents._sync.bridge import blocking, pause_for
 from sandkeep.agents._sync.turn import RUN, Private, Turn, prepare, refuse_running, running, stop
 from sandkeep.agents.facts import Step
 from sandkeep.agents.holding import Holding
@@ -20,12 +21,14 @@ from sandkeep.agents.response import AgentResponse, AgentStatus, RunStatus
 from sandkeep.agents.schema import check_schema
 from sandkeep.agents.setup import Named
 from sandkeep.checkpoints import Store
-from sandkeep.errors import AgentMismatch, BadArgument, NotFound, SandboxNotFound, SandkeepError
+from sandkeep.errors import AgentMismatch, BadArgument, FileError, NotFound, SandboxNotFound, SandkeepError
 from sandkeep.model import HOME, WORKSPACE, CheckpointInfo, RestoreReport, State
 from sandkeep.sandbox import Sandbox, keeping
 
 log = logging.getLogger("sandkeep.agents")
 Channel = Literal["content", "stdout", "stderr", "lifecycle"]
+RUNNING = "a run"
+SOON = 5.0
 CHANNELS = ("content", "stdout", "stderr", "lifecycle")
 
 
@@ -47,6 +50,8 @@ class Agent:
         self._turn: Turn | None = None
         self._sinks: dict[str, list[Callable[[Any], object]]] = {channel: [] for channel in CHANNELS}
         self._notes: list[str] = []
+        self._asked = False  # to interrupt a run that has not begun
+        self._put_back: dict[str, bytes] = {}  # private files that a pause left out
 
     @property
     def type(self) -> str:
@@ -113,10 +118,11 @@ class Agent:
             raise BadArgument(f"timeout must be above zero, not {timeout!r}", "leave it out for no limit")
         if from_checkpoint is not None and self._options.sandbox_id is not None:
             raise BadArgument("from_checkpoint makes a fresh sandbox: it excludes sandbox_id", "give one of them")
-        with self._holding.during("a run"):
-            self._notes = []
+        with self._holding.during(RUNNING):
+            self._notes, self._asked = [], False
             sandbox = self._ready(from_checkpoint)
             turn = Turn(sandbox, self._options, f"{RUN}{random.token_hex(6)}", prompt, self._tell)
+            turn.interrupted = self._asked
             if background:
                 turn.start(schema)
                 self._lived("run started", run_id=turn.run_id, background=True)
@@ -138,7 +144,7 @@ class Agent:
             ended = turn.follow(timeout, schema)
         finally:
             self._turn = None
-        turn.keep_events()
+        self._keep_events(turn)
         saved, wrong = self._keep(sandbox, turn.run_id, ended.status, ended.exit_code, prompt, comment)
         self._lived("run ended", run_id=turn.run_id, status=ended.status, exit_code=ended.exit_code)
         if ended.stopped is not None:
@@ -147,6 +153,13 @@ class Agent:
             turn, ended.status, ended.exit_code, stdout=ended.stdout, stderr=ended.stderr, checkpoint=saved,
             checkpoint_error=wrong, output=ended.output, output_error=ended.output_error, duration_ms=ended.duration_ms,
         )  # fmt: skip
+
+    def _keep_events(self, turn: Turn) -> None:
+        try:
+            turn.keep_events()
+        except FileError as error:
+            log.warning("the events of %s are not in the sandbox: %s", turn.run_id, error)
+            self._notes.append(f"the events are not in the sandbox: {error}")
 
     def _response(self, turn: Turn, status: Any, exit_code: int | None, **more: Any) -> AgentResponse:
         return AgentResponse(
@@ -179,7 +192,7 @@ class Agent:
     def _save(self, sandbox: Sandbox, comment: str | None, **run: Any) -> CheckpointInfo:
         options = self._options
         about = facts.metadata(options.spec, options.workspace_mode, options.model, **run)
-        with Private(sandbox, [f"{HOME}/{path}" for path in options.spec.private]):
+        with Private(sandbox, self._private()):
             return sandbox.checkpoint(comment, tag=self.session_id, metadata=about)
 
     def wait(self) -> AgentResponse:
@@ -192,7 +205,7 @@ class Agent:
             last = max(found, key=lambda one: one.started)
             turn = Turn(sandbox, self._options, str(last.tag), "", self._tell)
             ended = turn.collect(sandbox.commands.connect(last.pid))
-            turn.keep_events()
+            self._keep_events(turn)
             return self._response(
                 turn,
                 ended.status,
@@ -210,11 +223,18 @@ class Agent:
 
     def interrupt(self) -> bool:
         """End the run that goes on, here or in the background; it is kept and marked. False if there is none."""
-        turn = self._turn
-        if turn is not None:
-            turn.interrupted = True
-        ended = stop(self._sandbox) if self._sandbox is not None else False
-        return ended or turn is not None
+        here = self._holding.operation == RUNNING
+        self._asked = here
+        deadline = time.monotonic() + SOON
+        while True:
+            turn = self._turn
+            if turn is not None:
+                turn.interrupted = True
+            if self._sandbox is not None and stop(self._sandbox):
+                return True
+            if not here or self._holding.operation != RUNNING or time.monotonic() > deadline:
+                return here
+            pause_for(0.05)
 
     # its sandbox
 
@@ -225,7 +245,7 @@ class Agent:
         if self._sandbox is None:
             return self._attach(self._options.sandbox_id) if self._options.sandbox_id else self._begin()
         if (self._sandbox.info()).state is State.PAUSED:
-            self._sandbox.resume(secrets=self._options.all_secrets)
+            self._wake()
         refuse_running(self._sandbox)
         return self._sandbox
 
@@ -252,13 +272,13 @@ class Agent:
 
     def _attach(self, id: str) -> Sandbox:
         options, store = self._options, self._opened()
+        about = ((Sandbox.attach(id, home=options.place.path)).info()).metadata.get("agent") or {}
+        mode = about.get("workspace_mode", options.workspace_mode)
+        if about.get("type", self.type) != self.type or mode != options.workspace_mode:
+            raise AgentMismatch(
+                f"sandbox {id} is of agent {about.get('type')!r}, workspace mode {mode!r}", "use its own"
+            )
         sandbox = Sandbox.connect(id, home=options.place.path, secrets=options.all_secrets)
-        about = (sandbox.info()).metadata.get("agent") or {}
-        if about.get("type", self.type) != self.type or about.get("workspace_mode") not in (
-            None,
-            options.workspace_mode,
-        ):
-            raise AgentMismatch(f"sandbox {id} is of agent {about.get('type')!r}, mode {about.get('workspace_mode')!r}")
         refuse_running(sandbox)
         sandbox._link.call("secrets_set", secrets=options.all_secrets)
         return self._hold(sandbox, store, fresh=False)
@@ -301,17 +321,25 @@ class Agent:
             if self._options.storage is False:
                 raise no_storage()
             refuse_running(self.sandbox)
-            with Private(self.sandbox, [f"{HOME}/{path}" for path in self._options.spec.private]) as private:
+            with Private(self.sandbox, self._private()) as private:
                 info = self.sandbox.pause(comment, tag=self.session_id)
-                private.forget()
+                self._put_back = private.give_up()
             self._lived("paused", checkpoint=info.id)
             return info
 
     def resume(self) -> RestoreReport:
         with self._holding.during("a resume"):
-            report = self.sandbox.resume(secrets=self._options.all_secrets)
-            self._lived("resumed", level=report.level)
-            return report
+            return self._wake()
+
+    def _wake(self) -> RestoreReport:
+        report = self.sandbox.resume(secrets=self._options.all_secrets)
+        Private(self.sandbox, [], self._put_back).put_back()
+        self._put_back = {}
+        self._lived("resumed", level=report.level)
+        return report
+
+    def _private(self) -> list[str]:
+        return [f"{HOME}/{path}" for path in self._options.spec.private]
 
     def kill(self) -> None:
         """End the sandbox, whatever goes on in it. Checkpoints stay; the next run begins a fresh one."""

@@ -8,7 +8,7 @@ import json
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from sandkeep.agents import events, setup
 from sandkeep.agents._sync.bridge import STOPPED, pause_for
@@ -184,15 +184,11 @@ def prepare(sandbox: Sandbox, options: Options, fresh: bool) -> None:
 class Private:
     """Within this block the agent's files that may hold a key are not in the sandbox."""
 
-    def __init__(self, sandbox: Sandbox, paths: list[str]) -> None:
+    def __init__(self, sandbox: Sandbox, paths: list[str], held: dict[str, bytes] | None = None) -> None:
         self._sandbox, self._paths = sandbox, paths
-        self._held: dict[str, bytes] = {}
+        self._held = dict(held or {})
 
-    def forget(self) -> None:
-        """They can't be put back: the sandbox sleeps. The key is given again when it wakes."""
-        self._held = {}
-
-    def __enter__(self) -> Private:
+    def __enter__(self) -> Self:
         for path in self._paths:
             try:
                 self._held[path] = self._sandbox.files.read(path)
@@ -201,6 +197,14 @@ class Private:
             self._sandbox.files.remove(path)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        for path, content in self._held.items():
+    def give_up(self) -> dict[str, bytes]:
+        """What can't be put back now, for whoever does it later."""
+        held, self._held = self._held, {}
+        return held
+
+    def put_back(self) -> None:
+        for path, content in self.give_up().items():
             self._sandbox.files.write(path, content, mode=0o600)
+
+    def __exit__(self, *_: object) -> None:
+        self.put_back()
