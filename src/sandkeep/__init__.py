@@ -1,10 +1,17 @@
 """Sandboxes that never lose their state."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from sandkeep.checkpoints import Store, list_checkpoints
 from sandkeep.errors import SandkeepError
 from sandkeep.model import CheckpointInfo, CommandResult, Limits, Mount, RestoreReport, SandboxInfo, SnapshotInfo, State
-from sandkeep.sandbox import AsyncSandbox, Sandbox
+from sandkeep.sandbox import AsyncSandbox, Persistence, Sandbox
 from sandkeep.workflow import StateManager
+
+if TYPE_CHECKING:
+    from sandkeep.client import Remote
 
 __all__ = [
     "AsyncSandbox",
@@ -12,6 +19,7 @@ __all__ = [
     "CommandResult",
     "Limits",
     "Mount",
+    "Persistence",
     "RestoreReport",
     "Sandbox",
     "SandboxInfo",
@@ -20,5 +28,13 @@ __all__ = [
     "State",
     "StateManager",
     "Store",
+    "connect",
     "list_checkpoints",
 ]
+
+
+def connect(url: str | None = None, *, api_key: str | None = None) -> Remote:
+    """A Sandkeep server: its `Sandbox` and `AsyncSandbox` are used as those here. Needs `sandkeep[client]`."""
+    from sandkeep.client import connect as to_server
+
+    return to_server(url, api_key=api_key)

@@ -86,6 +86,7 @@ def capture(
     exclude: Sequence[str] | None = None,
     parent_id: str | None = None,
     attachments: Mapping[str, Path] | None = None,
+    unless: str | None = None,
     progress: Progress | None = None,
 ) -> CheckpointInfo:
     """Save a state; the checkpoint exists when this returns, whole, or not at all.
@@ -93,6 +94,7 @@ def capture(
     `base` says at least its name and fingerprint. `session` is part of the state's hash, `volatile` (what differs
     between equal states: times, process ids) is only kept. `attachments` are folders of files kept beside the tree, such
     as a memory image. `parent_id` is the checkpoint's parent in the lineage, `source.parent` unless said otherwise.
+    `unless` names a checkpoint: if the state equals that one's, nothing is saved and it is the answer.
     """
     records.check_words(tag, comment, metadata, base)
     if parent_id is not None and not records.is_id(parent_id):
@@ -109,7 +111,10 @@ def capture(
             )
         root, links, left_out = _merge(repo, writer, source, parent, rules, progress)
         attached = {name: attach(writer, folder) for name, folder in (attachments or {}).items()}
-        session_blob, volatile_blob = writer.add(facts), writer.add(loose)
+        session_blob = writer.add(facts)
+        if unless is not None and (same := _same(repo, unless, root, links, base, session_blob, attached)):
+            return same
+        volatile_blob = writer.add(loose)
         all_left_out = _add_list(writer, sorted(left_out.items()))
         writer.flush()
         lineage = parent_id or source.parent
@@ -145,6 +150,16 @@ def _merge(
         merge = Merge(trees, source.base, rules, repo.read, writer, progress)
         root = merge.run(parent.root if parent else None, (path for path, why in before if why == "environment"))
     return root, _add_list(writer, merge.groups(groups)), merge.all_left_out(map(tuple, before))
+
+
+def _same(
+    repo: Repository, other: str, root: Entry, links: bytes | None, base: Mapping[str, Any], session: bytes, attached: Mapping[str, Entry]
+) -> CheckpointInfo | None:  # fmt: skip
+    try:
+        info = load_record(repo, other).info()
+    except CheckpointNotFound:
+        return None
+    return info if info.hash == records.state_hash(root, links, base, session, attached) else None
 
 
 def _shown(path: bytes) -> str:

@@ -61,6 +61,14 @@ def canonical(value: Any, what: str) -> bytes:
         )
 
 
+def state_hash(
+    root: Entry, links: bytes | None, base: Mapping[str, Any], session: bytes, attachments: Mapping[str, Entry]
+) -> str:
+    attached = sorted((name, entry.data) for name, entry in attachments.items())
+    facts = canonical(dict(base), "base")
+    return sha256(msgpack.packb([list(root[:10]), links, facts, session, attached])).hexdigest()
+
+
 @dataclass(frozen=True)
 class Record:
     id: str
@@ -84,9 +92,7 @@ class Record:
     @property
     def hash(self) -> str:
         """Of the state: the tree without its times, the base, the session, what is attached."""
-        attached = sorted((name, entry.data) for name, entry in self.attachments.items())
-        base = canonical(self.base, "base")
-        return sha256(msgpack.packb([list(self.root[:10]), self.links, base, self.session, attached])).hexdigest()
+        return state_hash(self.root, self.links, self.base, self.session, self.attachments)
 
     def info(self) -> CheckpointInfo:
         when = datetime.fromtimestamp(time_of(self.id) / 1000, UTC)

@@ -69,8 +69,10 @@ def checkpoint(
     scope: Literal["all", "workspace"] = "all",
     exclude: list[str] | None = None,
     memory: bool = False,
+    unless_same: bool = False,
     progress: Progress | None = None,
 ) -> CheckpointInfo:
+    """With `unless_same` a state that equals the sandbox's last checkpoint is not saved again: that one is the answer."""
     if memory:
         from sandkeep.sandbox import pausing
 
@@ -91,6 +93,7 @@ def checkpoint(
             metadata=metadata,
             scope=scope,
             exclude=exclude,
+            unless=record.parent if unless_same else None,
             progress=progress,
         )
 

@@ -7,17 +7,21 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, Self, overload
 
 from sandkeep.checkpoints.merge import Progress
-from sandkeep.errors import BadArgument, SandkeepError
+from sandkeep.errors import BadArgument, SandkeepError, Unsupported
 from sandkeep.model import CheckpointInfo, Limits, Mount, RestoreReport, SandboxInfo, SnapshotInfo
 from sandkeep.runtime.link import AsyncLink
 from sandkeep.sandbox import beginning, carrying, keeping, lifecycle, pausing, restoring, saving
+from sandkeep.sandbox import persistence as persisting
 from sandkeep.sandbox._async.bridge import begin_now, blocking
 from sandkeep.sandbox._async.commands import AsyncCommands
 from sandkeep.sandbox._async.files import AsyncFiles
 from sandkeep.sandbox._async.pty import AsyncPty
 from sandkeep.sandbox._async.session import AsyncEnv, AsyncHistory
+from sandkeep.sandbox._async.turn import AsyncTurn
+from sandkeep.sandbox._async.watched import AsyncWatchedLink
 from sandkeep.sandbox.home import Home
 from sandkeep.sandbox.machine import Machine
+from sandkeep.sandbox.persistence import Keeper, Persistence
 from sandkeep.workflow import BoundState
 
 Level = Literal["memory", "relaunched", "files"]
@@ -54,6 +58,7 @@ class AsyncSandbox:
         store: Any = None,
         from_checkpoint: str | None = None,
         require: Level = "files",
+        persistence: Persistence | None = None,
         home: str | Path | None = None,
     ) -> None:
         self._home = Home(home)
@@ -61,6 +66,8 @@ class AsyncSandbox:
         self._require = require
         self._from = from_checkpoint
         self._store = store
+        self._persistence = persistence or Persistence()
+        self._keeper: Keeper | None = None
         self._options: dict[str, Any] = {
             "runtime": runtime, "env": env, "secrets": secrets, "limits": limits, "network": network,
             "mounts": mounts, "cwd": cwd, "metadata": metadata,
@@ -70,7 +77,15 @@ class AsyncSandbox:
         begin_now(self)
 
     async def _begin(self) -> None:
-        if self._from is None:
+        if self._persistence.mode != "ephemeral":
+            if self._from is not None:
+                raise BadArgument(
+                    "persistence and from_checkpoint exclude each other", "the namespace says what to load"
+                )
+            machine, self.restore_report, self._keeper = await blocking(
+                persisting.begin, self._home, self._store, self._persistence, {"base": self._base, **self._options}
+            )
+        elif self._from is None:
             machine = await blocking(lifecycle.create, self._home, base=self._base, **self._options)
             await blocking(keeping.choose_store, machine, self._store)
         else:
@@ -82,7 +97,8 @@ class AsyncSandbox:
         self._hold(machine)
 
     def _hold(self, machine: Machine) -> None:
-        link = AsyncLink(machine.folder / "run")
+        run = machine.folder / "run"
+        link = AsyncLink(run) if self._keeper is None else AsyncWatchedLink(run, self._keeper.check)
         self._machine, self._link, self.id = machine, link, machine.id
         self.commands = AsyncCommands(link)
         self.files = AsyncFiles(link)
@@ -95,6 +111,7 @@ class AsyncSandbox:
     def _of(cls, machine: Machine) -> Self:
         self = cls.__new__(cls)
         self._home = machine.home
+        self._keeper = None
         self.restore_report = None
         self._hold(machine)
         return self
@@ -105,6 +122,8 @@ class AsyncSandbox:
             raise BadArgument(
                 "this sandbox has not been created yet", "use `async with`, or `await AsyncSandbox.create(…)`"
             )
+        if self._keeper is not None:
+            self._keeper.check()
         return self._machine
 
     @classmethod
@@ -140,7 +159,11 @@ class AsyncSandbox:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.kill()
+        try:
+            await self.kill()
+        finally:
+            if self._keeper is not None:
+                await blocking(self._keeper.release, forget=False)
 
     @property
     async def cwd(self) -> str:
@@ -153,11 +176,45 @@ class AsyncSandbox:
     async def info(self) -> SandboxInfo:
         return await blocking(lifecycle.info, self._held)
 
-    async def kill(self) -> None:
-        """End it and remove it from this host. Checkpoints stay in their store."""
+    async def kill(self, *, save: bool = True) -> None:
+        """End it and remove it from this host. Checkpoints stay in their store.
+
+        A persistent one is saved first; if that fails it is still there. Without `save` what was not saved is lost.
+        """
         if self._machine is not None:
+            if self._keeper is not None:
+                await blocking(self._keeper.close, save=save)
             await self._link.close()
             await blocking(lifecycle.kill, self._machine)
+            if self._keeper is not None:
+                await blocking(self._keeper.release, forget=True)
+
+    @property
+    def _kept(self) -> Keeper:
+        if self._keeper is None:
+            raise Unsupported(
+                "this sandbox is ephemeral: it has no persisted state",
+                "create it with persistence=Persistence(mode='session', namespace='…')",
+            )
+        return self._keeper
+
+    async def save_state(self) -> CheckpointInfo | None:
+        """Save the state in the namespace as its newest generation; None if the newest is the same."""
+        return await blocking(self._kept.save)
+
+    async def load_state(self, generation: str | None = None) -> RestoreReport:
+        """Be what the namespace's newest generation says, or an older one; newer ones are then set aside."""
+        await self._link.close()
+        self.restore_report = await blocking(self._kept.load, generation)
+        return self.restore_report
+
+    async def clear_persisted_state(self) -> None:
+        """Forget every generation of the namespace."""
+        await blocking(self._kept.clear)
+
+    def turn(self, name: str, *, keep_failed: bool = False, rollback: bool = False) -> AsyncTurn:
+        """A block whose state is saved at its end, if it changed anything."""
+        return AsyncTurn(self, name, keep_failed=keep_failed, rollback=rollback)
 
     async def snapshot(self, comment: str = "") -> SnapshotInfo:
         return await blocking(saving.snapshot, self._held, comment)

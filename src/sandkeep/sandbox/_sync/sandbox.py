@@ -8,17 +8,21 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, Self, overload
 
 from sandkeep.checkpoints.merge import Progress
-from sandkeep.errors import BadArgument, SandkeepError
+from sandkeep.errors import BadArgument, SandkeepError, Unsupported
 from sandkeep.model import CheckpointInfo, Limits, Mount, RestoreReport, SandboxInfo, SnapshotInfo
 from sandkeep.runtime.link import Link
 from sandkeep.sandbox import beginning, carrying, keeping, lifecycle, pausing, restoring, saving
+from sandkeep.sandbox import persistence as persisting
 from sandkeep.sandbox._sync.bridge import begin_now, blocking
 from sandkeep.sandbox._sync.commands import Commands
 from sandkeep.sandbox._sync.files import Files
 from sandkeep.sandbox._sync.pty import Pty
 from sandkeep.sandbox._sync.session import Env, History
+from sandkeep.sandbox._sync.turn import Turn
+from sandkeep.sandbox._sync.watched import WatchedLink
 from sandkeep.sandbox.home import Home
 from sandkeep.sandbox.machine import Machine
+from sandkeep.sandbox.persistence import Keeper, Persistence
 from sandkeep.workflow import BoundState
 
 Level = Literal["memory", "relaunched", "files"]
@@ -55,6 +59,7 @@ class Sandbox:
         store: Any = None,
         from_checkpoint: str | None = None,
         require: Level = "files",
+        persistence: Persistence | None = None,
         home: str | Path | None = None,
     ) -> None:
         self._home = Home(home)
@@ -62,6 +67,8 @@ class Sandbox:
         self._require = require
         self._from = from_checkpoint
         self._store = store
+        self._persistence = persistence or Persistence()
+        self._keeper: Keeper | None = None
         self._options: dict[str, Any] = {
             "runtime": runtime, "env": env, "secrets": secrets, "limits": limits, "network": network,
             "mounts": mounts, "cwd": cwd, "metadata": metadata,
@@ -71,7 +78,15 @@ class Sandbox:
         begin_now(self)
 
     def _begin(self) -> None:
-        if self._from is None:
+        if self._persistence.mode != "ephemeral":
+            if self._from is not None:
+                raise BadArgument(
+                    "persistence and from_checkpoint exclude each other", "the namespace says what to load"
+                )
+            machine, self.restore_report, self._keeper = blocking(
+                persisting.begin, self._home, self._store, self._persistence, {"base": self._base, **self._options}
+            )
+        elif self._from is None:
             machine = blocking(lifecycle.create, self._home, base=self._base, **self._options)
             blocking(keeping.choose_store, machine, self._store)
         else:
@@ -83,7 +98,8 @@ class Sandbox:
         self._hold(machine)
 
     def _hold(self, machine: Machine) -> None:
-        link = Link(machine.folder / "run")
+        run = machine.folder / "run"
+        link = Link(run) if self._keeper is None else WatchedLink(run, self._keeper.check)
         self._machine, self._link, self.id = machine, link, machine.id
         self.commands = Commands(link)
         self.files = Files(link)
@@ -96,6 +112,7 @@ class Sandbox:
     def _of(cls, machine: Machine) -> Self:
         self = cls.__new__(cls)
         self._home = machine.home
+        self._keeper = None
         self.restore_report = None
         self._hold(machine)
         return self
@@ -104,6 +121,8 @@ class Sandbox:
     def _held(self) -> Machine:
         if self._machine is None:
             raise BadArgument("this sandbox has not been created yet", "use `with`, or `Sandbox.create(…)`")
+        if self._keeper is not None:
+            self._keeper.check()
         return self._machine
 
     @classmethod
@@ -139,7 +158,11 @@ class Sandbox:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.kill()
+        try:
+            self.kill()
+        finally:
+            if self._keeper is not None:
+                blocking(self._keeper.release, forget=False)
 
     @property
     def cwd(self) -> str:
@@ -152,11 +175,45 @@ class Sandbox:
     def info(self) -> SandboxInfo:
         return blocking(lifecycle.info, self._held)
 
-    def kill(self) -> None:
-        """End it and remove it from this host. Checkpoints stay in their store."""
+    def kill(self, *, save: bool = True) -> None:
+        """End it and remove it from this host. Checkpoints stay in their store.
+
+        A persistent one is saved first; if that fails it is still there. Without `save` what was not saved is lost.
+        """
         if self._machine is not None:
+            if self._keeper is not None:
+                blocking(self._keeper.close, save=save)
             self._link.close()
             blocking(lifecycle.kill, self._machine)
+            if self._keeper is not None:
+                blocking(self._keeper.release, forget=True)
+
+    @property
+    def _kept(self) -> Keeper:
+        if self._keeper is None:
+            raise Unsupported(
+                "this sandbox is ephemeral: it has no persisted state",
+                "create it with persistence=Persistence(mode='session', namespace='…')",
+            )
+        return self._keeper
+
+    def save_state(self) -> CheckpointInfo | None:
+        """Save the state in the namespace as its newest generation; None if the newest is the same."""
+        return blocking(self._kept.save)
+
+    def load_state(self, generation: str | None = None) -> RestoreReport:
+        """Be what the namespace's newest generation says, or an older one; newer ones are then set aside."""
+        self._link.close()
+        self.restore_report = blocking(self._kept.load, generation)
+        return self.restore_report
+
+    def clear_persisted_state(self) -> None:
+        """Forget every generation of the namespace."""
+        blocking(self._kept.clear)
+
+    def turn(self, name: str, *, keep_failed: bool = False, rollback: bool = False) -> Turn:
+        """A block whose state is saved at its end, if it changed anything."""
+        return Turn(self, name, keep_failed=keep_failed, rollback=rollback)
 
     def snapshot(self, comment: str = "") -> SnapshotInfo:
         return blocking(saving.snapshot, self._held, comment)
