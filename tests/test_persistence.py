@@ -16,14 +16,7 @@ import pytest
 from conftest import Make
 from runtime_box import until
 from sandkeep import AsyncSandbox, Persistence, Sandbox, Store
-from sandkeep.errors import (
-    BadArgument,
-    CheckpointNotFound,
-    Corrupt,
-    NotFound,
-    StateConflict,
-    Unsupported,
-)
+from sandkeep.errors import BadArgument, CheckpointNotFound, Corrupt, NotFound, StateConflict, StoreError, Unsupported
 from sandkeep.sandbox.home import Home
 from sandkeep.sandbox.namespaces import KEPT, MOST, Namespace
 from sandkeep.sandbox.rhythm import REASSURE, REASSURE_MOST, Rhythm
