@@ -60,7 +60,7 @@ def open_objects(
     secret_key: str | None = None,
     **options: Any,
 ) -> Objects:
-    """A folder's path or `file://` URL, or `s3://bucket/prefix` (also `gs://`, `az://`). Contacts nothing yet."""
+    """A folder's path or `file://` URL, `s3://bucket/prefix` (also `gs://`, `az://`), or `sandkeep://`. Contacts nothing yet."""
     from sandkeep.store.folder import Folder
 
     text = str(url)
@@ -78,6 +78,10 @@ def open_objects(
         if not path or (parts is not None and (parts.netloc not in ("", "localhost") or not path.startswith("/"))):
             raise BadArgument(f"{text!r} names no folder")
         return Folder(Path(path))
+    if parts.scheme == "sandkeep":
+        from sandkeep.store.gateway import Gateway
+
+        return Gateway(parts.netloc + path.rstrip("/"))
     from sandkeep.store.bucket import Bucket
 
     return Bucket(

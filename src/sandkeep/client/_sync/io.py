@@ -81,16 +81,16 @@ class Socket:
     @classmethod
     def open(cls, url: str, headers: dict[str, str]) -> Socket:
         try:
+            # entered, since newer releases of the library want it; older ones do not mind
             made = connect(
                 url, additional_headers=headers, compression=None, proxy=None, max_size=_MAX_MESSAGE, open_timeout=60,
                 user_agent_header=None, ping_timeout=60,
-            )  # fmt: skip
+            ).__enter__()  # fmt: skip
         except InvalidStatus as error:
             answers.checked(error.response.status_code, bytes(error.response.body or b""))
             raise gone(error) from error
         except (InvalidHandshake, OSError, EOFError, TimeoutError) as error:
             raise gone(error) from error
-        assert isinstance(made, ClientConnection)
         return cls(made)
 
     @property

@@ -107,12 +107,13 @@ async def http(caller: Caller, services: Use, id: str, port: str, request: Reque
 async def _exchange(services: Services, seen: Seen, id: str, port: int, request: Request) -> AsyncGenerator[Any, None]:
     """The head of the answer, then its body."""
     headers = [(b"host", b"localhost:%d" % port), *inner_headers(request.headers.raw), (b"connection", b"close")]
-    declared = request.headers.get("content-length")
-    if declared is not None:
-        headers.append((b"content-length", declared.encode()))
-    elif "transfer-encoding" in request.headers:
+    body = True
+    if "transfer-encoding" in request.headers:  # it outdoes a length, and only one of them goes inside
         headers.append((b"transfer-encoding", b"chunked"))
-    body = declared is not None or "transfer-encoding" in request.headers
+    elif "content-length" in request.headers:
+        headers.append((b"content-length", request.headers["content-length"].encode()))
+    else:
+        body = False
     async with services.use(seen, id) as sandbox, _tunnel(sandbox, port) as (reader, writer):
         wire = h11.Connection(h11.CLIENT, max_incomplete_event_size=_CHUNK)
         try:
@@ -197,7 +198,7 @@ async def websocket(client: WebSocket, id: str, port: str) -> None:
             )  # fmt: skip
         except InvalidStatus as error:
             sock.close()
-            await client.send_denial_response(Response(error.response.body, error.response.status_code))
+            await client.send_denial_response(Response(bytes(error.response.body or b""), error.response.status_code))
             return
         except (InvalidHandshake, OSError, EOFError, TimeoutError) as error:
             sock.close()
