@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from sandkeep.server import problems, protocol
+from sandkeep.server import e2b, problems, protocol
 from sandkeep.server.audit import Audited, Auditor
 from sandkeep.server.auth import Buckets
 from sandkeep.server.limits import Sized
@@ -72,4 +72,6 @@ def create_app(settings: Settings) -> FastAPI:
             allow_headers=["*"],
             max_age=600,
         )
+    if settings.e2b:
+        e2b.install(app, settings)
     return app

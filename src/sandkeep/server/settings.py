@@ -37,6 +37,7 @@ class Settings:
     storage_quota: int = 0  # bytes a user and project may keep under /storage; 0 is no limit
     cors_origins: tuple[str, ...] = ()
     websocket_protocol: bool = True
+    e2b: bool = True  # whether E2B's SDKs are served
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "home", Path(self.home).absolute())

@@ -1,0 +1,198 @@
+"""`process.Process`: what E2B starts are the guest's processes, with its process table, its output rings and its signals.
+
+The guest starts a process and lets it be followed in two requests, and with nobody following it keeps only the last MiB. So a
+process begins behind a gate: it becomes its program when a line arrives, which is sent once its output is followed. A gate that
+nobody opens, as after a resume that starts the process again, opens by itself.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import posixpath
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from sandkeep.errors import FileError, FileMissing, ProcessNotFound, SandboxDead
+from sandkeep.server.e2b.box import Box
+from sandkeep.server.e2b.errors import RpcError
+from sandkeep.server.e2b.rpc import Message
+
+_CHUNK = {"stdout": 32 << 10, "stderr": 32 << 10, "pty": 16 << 10}
+_SIGNALS = {"SIGNAL_SIGKILL": 9, "SIGNAL_SIGTERM": 15, 9: 9, 15: 15}
+_GATE = ["/bin/bash", "--norc", "--noprofile", "-c"]
+_OPEN, _EMPTY = 'read -rt 5 _; exec "$@"', 'read -rt 5 _; exec "$@" </dev/null'
+_NAME = "e2b"
+KEEP_ALIVE: Message = {"event": {"keepalive": {}}}
+
+
+async def start(box: Box, asked: Message, timeout: float | None) -> AsyncGenerator[Message, None]:
+    config = asked.get("process") or {}
+    if not isinstance(config, dict) or not config.get("cmd"):
+        raise RpcError("invalid_argument", "no command was given")
+    cwd = box.path(config["cwd"]) if config.get("cwd") else box.home
+    argv = [config["cmd"], *(config.get("args") or [])]
+    fields: dict[str, Any] = {"argv": argv, "cwd": cwd, "user": box.user}
+    for name, value in (("env", config.get("envs")), ("tag", asked.get("tag")), ("timeout", timeout)):
+        if value:
+            fields[name] = value
+    pty = asked.get("pty")
+    if pty is not None:
+        size = pty.get("size") or {}
+        fields |= {"pty": True, "cols": size.get("cols") or 80, "rows": size.get("rows") or 24}
+    else:
+        fields["argv"] = [*_GATE, _EMPTY if asked.get("stdin") is False else _OPEN, _NAME, *argv]
+    pid = await _launch(box, fields)
+    yield {"event": {"start": {"pid": pid}}}
+    async for message in _follow(box, pid, {}, pty=pty is not None, gated=pty is None):
+        yield message
+
+
+async def _launch(box: Box, fields: dict[str, Any]) -> int:
+    try:
+        pid: int = (await box.link.call("start", **fields))["pid"]
+    except FileMissing as error:
+        missing = posixpath.normpath(fields["cwd"])
+        said = f"cwd '{missing}' does not exist" if missing in error.message else error.message
+        raise RpcError("invalid_argument", said) from None
+    except FileError as error:
+        raise RpcError("invalid_argument", error.message) from None
+    return pid
+
+
+async def connect(box: Box, asked: Message, _: float | None) -> AsyncGenerator[Message, None]:
+    """From now on: what it wrote before is not told again."""
+    found = await _find(box, asked)
+    at = {name: place["end"] for name, place in found["positions"].items()} if found["running"] else {}
+    yield {"event": {"start": {"pid": found["pid"]}}}
+    async for message in _follow(box, found["pid"], at, pty=found["pty"], quiet=not found["running"]):
+        yield message
+
+
+async def _follow(
+    box: Box, pid: int, at: dict[str, int], *, pty: bool, quiet: bool = False, gated: bool = False
+) -> AsyncIterator[Message]:
+    """Output and the end. When the guest hangs up, since the sandbox is being saved or forked, it goes on where it was."""
+    while True:
+        try:
+            async with box.link.stream("attach", {"pid": pid, "positions": at}, timeout=None) as events:
+                if gated:
+                    gated = False
+                    await _write(box, pid, b"\n")
+                async for kind, data in events:
+                    if kind not in ("stdout", "stderr"):
+                        continue
+                    name = "pty" if pty else kind
+                    at = {**at, kind: at.get(kind, 0) + len(data)}
+                    for begin in range(0, 0 if quiet else len(data), _CHUNK[name]):
+                        piece = base64.b64encode(data[begin : begin + _CHUNK[name]]).decode()
+                        yield {"event": {"data": {name: piece}}}
+                final = events.result
+            break
+        except SandboxDead:
+            await box.again()
+    if final["timed_out"]:
+        raise RpcError("deadline_exceeded", "the command was killed at its time-out")
+    yield {"event": {"end": _ended(final)}}
+
+
+def _ended(final: dict[str, Any]) -> Message:
+    if final["signal"]:
+        said = f"signal: {_SAID.get(final['signal'], final['signal'])}"
+        return {"exitCode": -1, "exited": False, "status": said, "error": said}
+    code = final["exit_code"]
+    told: Message = {"exitCode": code, "exited": True, "status": f"exit status {code}"}
+    return {**told, "error": f"exit status {code}"} if code else told
+
+
+_SAID = {"SIGKILL": "killed", "SIGTERM": "terminated", "SIGINT": "interrupt", "SIGSEGV": "segmentation fault"}
+
+
+async def _find(box: Box, asked: Message) -> dict[str, Any]:
+    chosen = asked.get("process") or {}
+    if chosen.get("pid"):
+        return await box.link.call("process", pid=int(chosen["pid"]))
+    for one in (await box.link.call("list"))["processes"]:
+        if chosen.get("tag") and one["tag"] == chosen["tag"] and one["running"]:
+            return dict(one)
+    raise ProcessNotFound(f"process with tag {chosen.get('tag')!r} not found")
+
+
+async def _pid(box: Box, asked: Message) -> int:
+    chosen = asked.get("process") or {}
+    return int(chosen["pid"]) if chosen.get("pid") else int((await _find(box, asked))["pid"])
+
+
+async def list_(box: Box, _: Message) -> Message:
+    found = (await box.link.call("list"))["processes"]
+    return {"processes": [_shown(one) for one in found if one["running"]]}
+
+
+def _shown(one: dict[str, Any]) -> Message:
+    argv = one["argv"]
+    if argv[: len(_GATE)] == _GATE and argv[len(_GATE) + 1 : len(_GATE) + 2] == [_NAME]:
+        argv = argv[len(_GATE) + 2 :]
+    config = {"cmd": argv[0], "args": argv[1:], "envs": one["env"], "cwd": one["cwd"]}
+    return {"config": config, "pid": one["pid"], **({"tag": one["tag"]} if one["tag"] else {})}
+
+
+async def send_input(box: Box, asked: Message) -> Message:
+    await _send(box, await _pid(box, asked), asked.get("input") or {})
+    return {}
+
+
+async def _send(box: Box, pid: int, given: Message) -> None:
+    try:
+        data = base64.b64decode(given.get("stdin") or given.get("pty") or "", validate=True)
+    except (binascii.Error, ValueError, TypeError):
+        raise RpcError("invalid_argument", "the input is not base64") from None
+    if data:
+        await _write(box, pid, data)
+
+
+async def _write(box: Box, pid: int, data: bytes) -> None:
+    async with box.link.stream("stdin", {"pid": pid}, body=[data], timeout=None) as events:
+        async for _ in events:
+            pass
+
+
+async def stream_input(box: Box, messages: AsyncIterator[Message]) -> Message:
+    pid: int | None = None
+    async for message in messages:
+        if "start" in message:
+            pid = await _pid(box, message["start"])
+        elif "data" in message:
+            if pid is None:
+                raise RpcError("invalid_argument", "input came before the process was named")
+            await _send(box, pid, message["data"].get("input") or {})
+    return {}
+
+
+async def send_signal(box: Box, asked: Message) -> Message:
+    number = _SIGNALS.get(asked.get("signal", ""))
+    if number is None:
+        raise RpcError("invalid_argument", f"there is no signal {asked.get('signal')!r}")
+    await box.link.call("signal", pid=await _pid(box, asked), signal=number, tree=True)
+    return {}
+
+
+async def close_stdin(box: Box, asked: Message) -> Message:
+    await box.link.call("close_stdin", pid=await _pid(box, asked))
+    return {}
+
+
+async def update(box: Box, asked: Message) -> Message:
+    size = (asked.get("pty") or {}).get("size")
+    if size:
+        await box.link.call(
+            "resize", pid=await _pid(box, asked), cols=size.get("cols") or 80, rows=size.get("rows") or 24
+        )
+    return {}
+
+
+Unary = Callable[[Box, Message], Awaitable[Message]]
+UNARY: dict[str, Unary] = {
+    "List": list_, "SendInput": send_input, "SendSignal": send_signal, "CloseStdin": close_stdin, "Update": update,
+}  # fmt: skip
+STREAMS = {"Start": start, "Connect": connect}
+CHANGES = frozenset({"Start", "SendInput", "SendSignal", "CloseStdin", "StreamInput"})

@@ -1,0 +1,191 @@
+"""Watches of folders: as a stream, or kept here for clients that ask from time to time.
+
+E2B counts a write through its API as CREATE, CHMOD, WRITE. Ours is a file written aside and renamed, so a rename from such a file
+is told in those words. The guest does not tell a change of mode from a change of content: both are WRITE.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+from sandkeep.errors import SandboxDead, SandkeepError
+from sandkeep.server.e2b.box import Box
+from sandkeep.server.e2b.errors import RpcError
+from sandkeep.server.e2b.filesystem import where
+from sandkeep.server.e2b.life import Gone
+from sandkeep.server.e2b.rpc import Message
+
+KEEP_ALIVE: Message = {"keepalive": {}}
+_ASIDE = ".sandkeep-"
+_MOST = 100_000
+_CREATE, _WRITE, _REMOVE, _RENAME, _CHMOD = (
+    f"EVENT_TYPE_{word}" for word in ("CREATE", "WRITE", "REMOVE", "RENAME", "CHMOD")
+)
+
+
+class Watch:
+    """The changes below one folder, as long as somebody iterates."""
+
+    def __init__(self, box: Box, asked: Message) -> None:
+        self._box = box
+        self._path = where(box, asked)
+        self._recursive = bool(asked.get("recursive"))
+        self._entry = bool(asked.get("includeEntry"))
+        self._names: set[str] = set()
+        self.begun = asyncio.Event()
+
+    async def check(self) -> None:
+        entry = (await self._box.link.call("file_stat", path=self._path, follow=True))["entry"]
+        if entry["kind"] != "dir":
+            raise RpcError("invalid_argument", f"path is not a directory: {self._path}")
+
+    async def events(self) -> AsyncIterator[Message]:
+        while True:
+            try:
+                async for one in self._changes():
+                    yield one
+            except SandboxDead:
+                await self._box.again()
+
+    async def _changes(self) -> AsyncIterator[Message]:
+        fields = {"path": self._path, "recursive": self._recursive}
+        async with self._box.link.stream("file_watch", fields, timeout=None) as found:
+            await found.first_json()
+            listed = await self._box.link.call("file_list", path=self._path, depth=1000 if self._recursive else 1)
+            self._names = {one["path"] for one in listed["entries"] if not _aside(one["path"])}
+            self.begun.set()
+            async for _, told in found:
+                if told.get("event") == "overflow":
+                    raise RpcError("resource_exhausted", "more changed than could be told; list the folder")
+                for kind, path in self._told(told):
+                    yield await self._shown(kind, path)
+
+    def _told(self, event: Message) -> list[tuple[str, str]]:
+        path, before = event["path"], event.get("from")
+        if _aside(path):
+            return [(_RENAME, before)] if before is not None and not _aside(before) else []
+        new = path not in self._names
+        match event["event"]:
+            case "moved" if _aside(before):
+                told = [(_CREATE, path), (_CHMOD, path), (_WRITE, path)] if new else [(_CHMOD, path), (_WRITE, path)]
+            case "moved":
+                self._names.discard(before)
+                told = [(_RENAME, before), (_CREATE, path)]
+            case "removed":
+                self._names.discard(path)
+                return [(_REMOVE, path)]
+            case "created":
+                told = [(_CREATE, path)]
+            case _:
+                return [(_WRITE, path)]
+        self._names.add(path)
+        return told
+
+    async def _shown(self, kind: str, path: str) -> Message:
+        told: dict[str, Any] = {"name": posixpath.relpath(path, self._path), "type": kind}
+        if self._entry and kind not in (_REMOVE, _RENAME):
+            try:
+                told["entry"] = await self._box.stat(path)
+            except SandkeepError:  # gone again: the event is true all the same
+                pass
+        return told
+
+
+def _aside(path: str | None) -> bool:
+    return path is not None and posixpath.basename(path).startswith(_ASIDE)
+
+
+async def watch_dir(box: Box, asked: Message, _: float | None) -> AsyncGenerator[Message, None]:
+    watch = Watch(box, asked)
+    await watch.check()
+    events = aiter(watch.events())
+    pending = asyncio.ensure_future(anext(events))
+    begun = asyncio.ensure_future(watch.begun.wait())
+    try:
+        await asyncio.wait({pending, begun}, return_when=asyncio.FIRST_COMPLETED)
+        if begun.done():
+            yield {"start": {}}
+        yield {"filesystem": await pending}
+        async for event in events:
+            yield {"filesystem": event}
+    finally:
+        for task in (pending, begun):
+            task.cancel()
+        await asyncio.gather(pending, begun, return_exceptions=True)
+
+
+class Watchers:
+    """Watches that are asked about: their events wait here."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, str], _Kept] = {}
+
+    async def create(self, box: Box, asked: Message) -> Message:
+        watch = Watch(box, asked)
+        await watch.check()
+        kept, id = _Kept(watch), secrets.token_hex(8)
+        await kept.begin()
+        self._kept[box.id, id] = kept
+        return {"watcherId": id}
+
+    def _find(self, box: Box, asked: Message) -> _Kept:
+        found = self._kept.get((box.id, str(asked.get("watcherId"))))
+        if found is None:
+            raise RpcError("not_found", f"watcher {asked.get('watcherId')!r} not found")
+        return found
+
+    async def events(self, box: Box, asked: Message) -> Message:
+        return {"events": self._find(box, asked).take()}
+
+    async def remove(self, box: Box, asked: Message) -> Message:
+        await self._find(box, asked).stop()
+        del self._kept[box.id, str(asked.get("watcherId"))]
+        return {}
+
+    def forget(self, id: str) -> None:
+        for key in [key for key in self._kept if key[0] == id]:
+            self._kept.pop(key).cancel()
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(one.stop() for one in self._kept.values()))
+        self._kept.clear()
+
+
+class _Kept:
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._events: list[Message] = []
+        self._task = asyncio.create_task(self._collect())
+
+    async def begin(self) -> None:
+        begun = asyncio.ensure_future(self._watch.begun.wait())
+        await asyncio.wait({self._task, begun}, return_when=asyncio.FIRST_COMPLETED)
+        begun.cancel()
+        if self._task.done():
+            self._task.result()
+
+    async def _collect(self) -> None:
+        async for event in self._watch.events():
+            if len(self._events) >= _MOST:
+                raise RpcError("resource_exhausted", f"nobody has asked for {_MOST} events")
+            self._events.append(event)
+
+    def take(self) -> list[Message]:
+        """What has happened since the last time; a watch that ended says why."""
+        if self._task.done() and not self._task.cancelled() and (error := self._task.exception()) is not None:
+            if not isinstance(error, Gone):
+                raise error
+            self._task = asyncio.create_task(self._collect())
+        taken, self._events = self._events, []
+        return taken
+
+    def cancel(self) -> None:
+        self._task.cancel()
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
