@@ -12,7 +12,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from sandkeep.agents.spec import AgentSpec
+from sandkeep.agents.spec import TRUSTED, AgentSpec
 from sandkeep.errors import RuntimeFailed
 from sandkeep.model import Mount
 from sandkeep.runtime.base import resolve
@@ -23,6 +23,8 @@ from sandkeep.sandbox.restoring import become
 from sandkeep.sandbox.saving import take
 
 _SHOWN = "/mnt/agents"
+    "NODE_EXTRA_CA_CERTS": "/etc/ssl/certs/ca-certificates.crt"
+}  # what the rest of the base trusts; node has its own list
 _PASSED = ("npm_config_registry", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
 
 
@@ -73,7 +75,10 @@ def _install(home: Home, spec: AgentSpec, packages: Path | None, runtime: str) -
             line = f"cp -a --no-preserve=ownership {_SHOWN}/. {shlex.quote(spec.into)}/" if local else _line(spec)
             env = {} if local else {name: os.environ[name] for name in _PASSED if name in os.environ}
             done = sandbox.commands.run(
-                f"mkdir -p {shlex.quote(spec.into)} && {line}", user="root", cwd="/", env={"HOME": "/root", **env}
+                f"mkdir -p {shlex.quote(spec.into)} && {line}",
+                user="root",
+                cwd="/",
+                env={"HOME": "/root", **TRUSTED, **env},
             )
             program = f"{spec.into}/{spec.program}"
             if done.exit_code != 0 or not sandbox.files.exists(program):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 from sandkeep.agents import parsers
-from sandkeep.agents.spec import AgentSpec
+from sandkeep.agents.spec import TRUSTED, AgentSpec
 from sandkeep.errors import BadArgument
 
-_QUIET = {"CI": "1", "NO_COLOR": "1"}
+_COMMON = {**TRUSTED, "CI": "1", "NO_COLOR": "1"}
 _OPENCODE = {
     "provider": {
         "sandkeep": {
@@ -31,7 +31,7 @@ _BUILT_IN = (
                  "--dangerously-skip-permissions", "{continue}"),
         resume=("--continue",), conversation=".claude/projects/*/*.jsonl",
         state=(".claude", ".claude.json"), private=(".claude/.credentials.json",), key="ANTHROPIC_API_KEY",
-        env={**_QUIET, "ANTHROPIC_BASE_URL": "{base_url}", "IS_SANDBOX": "1", "DISABLE_AUTOUPDATER": "1",
+        env={**_COMMON, "ANTHROPIC_BASE_URL": "{base_url}", "IS_SANDBOX": "1", "DISABLE_AUTOUPDATER": "1",
              "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"},
         prompt_file="CLAUDE.md", skills=".claude/skills", mcp=("claude", ".claude.json"), parser=parsers.claude,
     ),
@@ -42,7 +42,7 @@ _BUILT_IN = (
                  "--skip-git-repo-check", "--json", "-c", "model_provider=sandkeep", "-c", _CODEX, "{continue}", "{prompt}"),
         resume=("resume", "--last"), conversation=".codex/sessions/*/*/*/rollout-*.jsonl",
         state=(".codex",), private=(".codex/auth.json",), key="OPENAI_API_KEY", default_base_url="https://api.openai.com/v1",
-        env=_QUIET, skills=".codex/skills", mcp=("toml", ".codex/config.toml"), parser=parsers.codex,
+        env=_COMMON, skills=".codex/skills", mcp=("toml", ".codex/config.toml"), parser=parsers.codex,
     ),
     AgentSpec(
         "gemini",
@@ -52,7 +52,7 @@ _BUILT_IN = (
         resume=("--resume", "latest"), conversation=".gemini/tmp/*/chats/*",
         settings={".gemini/settings.json": '{"security": {"auth": {"selectedType": "gemini-api-key"}}}'},
         state=(".gemini",), private=(".gemini/oauth_creds.json",), key="GEMINI_API_KEY",
-        env={**_QUIET, "GOOGLE_GEMINI_BASE_URL": "{base_url}", "GEMINI_CLI_TRUST_WORKSPACE": "true"},
+        env={**_COMMON, "GOOGLE_GEMINI_BASE_URL": "{base_url}", "GEMINI_CLI_TRUST_WORKSPACE": "true"},
         prompt_file="GEMINI.md", skills=".gemini/skills", mcp=("json", ".gemini/settings.json"), parser=parsers.gemini,
     ),
     AgentSpec(
@@ -62,7 +62,7 @@ _BUILT_IN = (
                  "stream-json", "{continue}"),
         resume=("--continue",), conversation=".qwen/projects/*/chats/*.jsonl",
         state=(".qwen",), private=(".qwen/oauth_creds.json",), key="OPENAI_API_KEY",
-        env={**_QUIET, "OPENAI_BASE_URL": "{base_url}"},
+        env={**_COMMON, "OPENAI_BASE_URL": "{base_url}"},
         prompt_file="QWEN.md", skills=".qwen/skills", mcp=("json", ".qwen/settings.json"), parser=parsers.claude,
     ),
     AgentSpec(
@@ -72,7 +72,7 @@ _BUILT_IN = (
         command=("/opt/agents/kimi/bin/node", "{program}", "-p", "{prompt}", "--output-format", "stream-json", "{continue}"),
         resume=("--continue",), conversation=".kimi-code/sessions/*/*",
         state=(".kimi-code",), private=(".kimi-code/config.toml",), key="KIMI_MODEL_API_KEY",
-        env={**_QUIET, "KIMI_MODEL_BASE_URL": "{base_url}", "KIMI_MODEL_NAME": "{model}", "KIMI_MODEL_PROVIDER_TYPE": "openai"},
+        env={**_COMMON, "KIMI_MODEL_BASE_URL": "{base_url}", "KIMI_MODEL_NAME": "{model}", "KIMI_MODEL_PROVIDER_TYPE": "openai"},
         skills=".kimi-code/skills", mcp=("json", ".kimi-code/mcp.json"), parser=parsers.kimi,
     ),
     AgentSpec(
@@ -82,7 +82,7 @@ _BUILT_IN = (
         resume=("--continue",), conversation=".local/share/opencode/opencode.db",
         state=(".local/share/opencode", ".config/opencode", ".local/state/opencode"),
         private=(".local/share/opencode/auth.json",), key="OPENCODE_API_KEY", default_base_url="https://api.openai.com/v1",
-        env={**_QUIET, "OPENCODE_PERMISSION": '"allow"', "OPENCODE_CONFIG_CONTENT": json.dumps(_OPENCODE),
+        env={**_COMMON, "OPENCODE_PERMISSION": '{"*": "allow", "external_directory": "allow"}', "OPENCODE_CONFIG_CONTENT": json.dumps(_OPENCODE),
              "OPENCODE_DISABLE_AUTOUPDATE": "1"},
         skills=".config/opencode/skill", mcp=("opencode", ".config/opencode/opencode.json"), parser=parsers.opencode,
     ),

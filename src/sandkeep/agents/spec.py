@@ -14,6 +14,9 @@ from sandkeep.errors import BadArgument
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,40}")
 _HOLE = re.compile(r"\{([a-z_]+)\}")
 HOLES = {"prompt", "model", "base_url", "program", "continue"}
+TRUSTED = {
+    "NODE_EXTRA_CA_CERTS": "/etc/ssl/certs/ca-certificates.crt"
+}  # node has a list of its own; use the system's too
 McpStyle = Literal["claude", "json", "toml", "opencode"]
 
 
