@@ -320,6 +320,49 @@ def test_clocks_are_right_after_waking(box: Sandbox) -> None:
     assert box.commands.connect(pid).info().running
 
 
+def test_each_copy_has_a_name_and_numbers_of_its_own(box: Sandbox, make: Make) -> None:
+    box.commands.run("echo x > ~/f")
+    saved = box.checkpoint(memory=True)
+    copies = [
+        box,
+        box.fork(),
+        box.fork(memory=True),
+        make(runtime="runsc", from_checkpoint=saved.id),
+        make(from_checkpoint=saved.id),
+    ]
+    assert len({sb.commands.run("cat /etc/machine-id").stdout for sb in copies}) == len(copies)
+    assert len({sb.commands.run("head -c 16 /dev/urandom | od -An -tx1").stdout for sb in copies}) == len(copies)
+    names = [sb.commands.run("hostname").stdout.strip() for sb in copies]
+    assert names[0] == names[2] == names[3] == box.id  # processes from memory know it
+    assert (names[1], names[4]) == (copies[1].id, copies[4].id)
+    assert [sb.usage()["memory_bytes"] > 0 for sb in copies] == [True] * len(copies)
+
+
+def test_create_from_memory_takes_what_the_caller_adds(box: Sandbox, make: Make) -> None:
+    box.commands.run("export KEPT=yes")
+    box.commands.run(COUNT, background=True)
+    box.workflow.set_state("n", 1)
+    until(lambda: len(counted(box)) > 2, "the counter")
+    saved = box.pause()
+    again = make(runtime="auto", from_checkpoint=saved.id, env={"MORE": "1"}, cwd="/tmp", secrets={"KEY": "k"})
+    assert again.restore_report is not None
+    assert again.restore_report.level == "memory"
+    assert again.commands.run("echo $KEPT $MORE $KEY $PWD").stdout == "yes 1 k /tmp\n"
+    assert again.workflow.state == {"n": 1}
+    goes_on(again)
+    assert again.checkpoint().parent_id == saved.id
+
+
+def test_with_the_hosts_network_memory_is_refused_by_name(make: Make) -> None:
+    sb = make(runtime="runsc", network="host")
+    sb.commands.run("sleep 100000", background=True)
+    for refused in (lambda: sb.pause(memory=True), lambda: sb.checkpoint(memory=True), lambda: sb.fork(memory=True)):
+        with pytest.raises(BadArgument, match="network"):
+            refused()
+    assert not sb.pause().memory
+    assert sb.resume().relaunched == ["sleep 100000"]
+
+
 def test_bad_words_change_nothing(make: Make, box: Sandbox) -> None:
     with pytest.raises(BadArgument):
         box.resume(require="everything")  # type: ignore[arg-type]

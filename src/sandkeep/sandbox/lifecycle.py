@@ -15,7 +15,7 @@ from sandkeep.runtime.pick import pick
 from sandkeep.sandbox import journal
 from sandkeep.sandbox.home import Home, lock
 from sandkeep.sandbox.journal import step
-from sandkeep.sandbox.machine import Machine, fresh_hostname, fresh_seed
+from sandkeep.sandbox.machine import Machine, fresh_hostname, fresh_machine_id, fresh_seed
 from sandkeep.sandbox.record import Record
 from sandkeep.sandbox.recovery import remove
 from sandkeep.sandbox.saving import take
@@ -124,7 +124,7 @@ def begin(
             else:
                 machine.start(record, session, secrets)
             if record.stack:
-                machine.link.call("reseed", seed=fresh_seed(), hostname=record.hostname)
+                machine.link.call("reseed", seed=fresh_seed(), hostname=record.hostname, machine_id=fresh_machine_id())
             step("create: started")
             record.state = State.RUNNING
             record.save(machine.folder)

@@ -146,6 +146,10 @@ def fresh_seed() -> str:
     return random.token_hex(64)
 
 
+def fresh_machine_id() -> str:
+    return random.token_hex(16)
+
+
 def wait_until(condition: Any, seconds: float, pause: float = 0.005) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

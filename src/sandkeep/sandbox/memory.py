@@ -32,9 +32,17 @@ _WITHOUT = "save without memory (memory=False): processes are then recorded, and
 _DELETED = re.compile(r'dentry\("(.*)"\).*deleted and invalidated dentries')
 
 
-def needed(engine: Driver) -> None:
+def possible(record: Record, engine: Driver) -> str:
+    """Why the memory of this sandbox can't be saved; empty when it can."""
     if not engine.memory:
-        raise BadArgument(f"{engine.name} can't save memory", "create the sandbox with runtime='runsc'")
+        return f"{engine.name} can't save memory"
+    return f"{engine.name} can't save memory with network={record.network!r}" if record.network != "none" else ""
+
+
+def needed(record: Record, engine: Driver) -> None:
+    why = possible(record, engine)
+    if why:
+        raise BadArgument(why, "create the sandbox with runtime='runsc' and network='none'")
 
 
 def folder(machine: Machine) -> Path:

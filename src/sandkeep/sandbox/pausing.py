@@ -24,14 +24,16 @@ from sandkeep.sandbox.saving import Taken
 
 
 def pause(
-    machine: Machine, *, comment: str | None = None, tag: str | None = None, with_memory: bool = True
+    machine: Machine, *, comment: str | None = None, tag: str | None = None, with_memory: bool | None = None
 ) -> CheckpointInfo:
-    """Asleep in the store. Memory is saved too where the runtime can, unless told not to."""
+    """Asleep in the store. Unless told, memory is saved too where it can be."""
     with machine.held() as record:
         machine.require_running(record)
         store, engine = keeping.store_of(machine, record), machine.driver(record)
         check_words(tag, comment, None, {"name": "", "fingerprint": ""})
-        if not (engine.memory and with_memory):
+        if with_memory:
+            memory.needed(record, engine)
+        if with_memory is False or memory.possible(record, engine):
             taken = saving.take(machine, record)
             info = keeping.keep(machine, record, taken, store, comment=comment, tag=tag)
             journal.begin(machine.folder, "pause")
@@ -76,7 +78,7 @@ def checkpoint(machine: Machine, **words: Any) -> CheckpointInfo:
     with machine.held() as record:
         machine.require_running(record)
         store, engine = keeping.store_of(machine, record), machine.driver(record)
-        memory.needed(engine)
+        memory.needed(record, engine)
         journal.begin(machine.folder, "pause", layer=(layer := machine.home.layers.new_id()))
         with memory.asleep(machine, record, engine) as facts:
             taken, more = memory.take(machine, record, facts, layer)
@@ -159,7 +161,7 @@ def fork(machine: Machine, count: int, secrets: dict[str, str] | None) -> list[M
     with machine.held() as record:
         machine.require_running(record)
         engine = machine.driver(record)
-        memory.needed(engine)
+        memory.needed(record, engine)
         held = machine.secrets() if secrets is None else rebound
         journal.begin(machine.folder, "pause", layer=(layer := machine.home.layers.new_id()))
         with memory.asleep(machine, record, engine) as facts:

@@ -19,7 +19,9 @@ class Record:
     base: str
     stack: list[str] = field(default_factory=list)  # layer ids, top first
     top: int = 0  # number of the writable top
-    copied: list[str] = field(default_factory=list)  # the stack that shows what the last copy of the top saw; empty: never copied
+    copied: list[str] = field(
+        default_factory=list
+    )  # the stack that shows what the last copy of the top saw; empty: never copied
     state: State = State.CREATING
     limits: Limits = field(default_factory=Limits)
     network: Literal["none", "host"] = "none"

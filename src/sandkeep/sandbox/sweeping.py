@@ -13,7 +13,6 @@ from sandkeep.sandbox import journal, squashing
 from sandkeep.sandbox.home import Home, lock, read_json
 from sandkeep.sandbox.record import Record
 
-
 CACHED = 16  # checkpoints whose layers stay here for a quick restore though no sandbox stands on them
 
 

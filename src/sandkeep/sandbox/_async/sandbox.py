@@ -292,9 +292,14 @@ class AsyncSandbox:
         self.restore_report = await blocking(carrying.import_state, self._held, blob)
         return self.restore_report
 
-    async def pause(self, comment: str | None = None, *, tag: str | None = None, memory: bool = True) -> CheckpointInfo:
-        """Put it to sleep in the store and free its memory and processes. Without `memory`, or where the runtime can't
-        save it, processes are recorded, and the background ones start again on resume."""
+    async def pause(
+        self, comment: str | None = None, *, tag: str | None = None, memory: bool | None = None
+    ) -> CheckpointInfo:
+        """Put it to sleep in the store and free its memory and processes.
+
+        Memory is saved where it can be (runsc without network), or it is an error with True; otherwise processes are
+        recorded, and the background ones start again on resume.
+        """
         await self._link.close()
         return await blocking(pausing.pause, self._held, comment=comment, tag=tag, with_memory=memory)
 
