@@ -23,8 +23,6 @@ from sandkeep.sandbox.restoring import become
 from sandkeep.sandbox.saving import take
 
 _SHOWN = "/mnt/agents"
-    "NODE_EXTRA_CA_CERTS": "/etc/ssl/certs/ca-certificates.crt"
-}  # what the rest of the base trusts; node has its own list
 _PASSED = ("npm_config_registry", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
 
 
