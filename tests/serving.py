@@ -8,9 +8,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -32,16 +34,16 @@ PATIENCE = 120.0
 class Served:
     """A server's home and, while it runs, its process. `key` makes keys; `api` and `remote` speak to it with one."""
 
-    def __init__(self, home: Path, *options: str, database: str | None = None, home_id: str | None = None) -> None:
+    def __init__(self, home: Path, *options: str, database: str | None = None, port: int = 0) -> None:
         self.home = home
         self.database = database or f"sqlite:///{home}/sessions.db"
-        self.options = [*options, "--database", self.database, "--host-id", home_id or uuid.uuid4().hex]
+        self.options = [*options, "--database", self.database, "--host-id", uuid.uuid4().hex, "--port", str(port)]
         self.url = ""
         self.process: subprocess.Popen[str] | None = None
         self._closing: list[Any] = []
 
     def start(self) -> Served:
-        argv = [sys.executable, "-m", "sandkeep", "serve", "--port", "0", "--home", str(self.home), *self.options]
+        argv = [sys.executable, "-m", "sandkeep", "serve", "--home", str(self.home), *self.options]
         self.home.mkdir(exist_ok=True)
         log = open(self.home / "server.log", "a")  # noqa: SIM115
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "src")}
@@ -116,6 +118,15 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """One server for a whole module; tests differ by their users."""
     with serving(tmp_path_factory.mktemp("served") / "home", "--runtime", "runc") as found:
         yield found
+
+
+def fixed_port() -> int:
+    """A free port that nobody is given meanwhile: below those that the kernel hands out. For servers that come back."""
+    while True:
+        port = random.randint(20000, 32000)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def made(api: httpx.Client, **fields: Any) -> str:

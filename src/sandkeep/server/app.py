@@ -20,6 +20,7 @@ from sandkeep.server.rest.ports import ByHostName
 from sandkeep.server.rest.storage import Quotas
 from sandkeep.server.services import Services
 from sandkeep.server.settings import Settings
+from sandkeep.server.strays import Strays
 from sandkeep.sessions import Database
 
 THREADS = 64
@@ -39,10 +40,13 @@ def create_app(settings: Settings) -> FastAPI:
             services = Services(settings, database)
             app.state.services, app.state.auditor, app.state.figures = services, Auditor(database), figures
             await services.sweeper.start()
+            strays = asyncio.create_task(Strays(services).forever())
             try:
                 yield
                 await services.drain()
             finally:
+                strays.cancel()
+                await asyncio.gather(strays, return_exceptions=True)
                 await services.sweeper.stop()
                 services.spaces.close()
         finally:

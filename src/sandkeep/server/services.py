@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from sandkeep.checkpoints import Store
-from sandkeep.errors import BadArgument, CheckpointNotFound, Denied, SandboxNotFound, SandkeepError
+from sandkeep.errors import BadArgument, CheckpointNotFound, Denied, SandboxElsewhere, SandboxNotFound, SandkeepError
 from sandkeep.model import CheckpointInfo, Limits, RestoreReport, SandboxInfo, SnapshotInfo
 from sandkeep.sandbox import AsyncSandbox, lifecycle, pausing
 from sandkeep.sandbox._async.bridge import blocking
@@ -224,12 +224,20 @@ class Services:
             return await sandbox.snapshot(comment)
 
     async def snapshots(self, scope: Scope, id: str) -> list[SnapshotInfo]:
-        return await (await self.hands.handle(await self.get(scope, id))).snapshots()
+        session = self._here(await self.get(scope, id))
+        return await (await self.hands.handle(session)).snapshots()
 
     async def delete_snapshot(self, scope: Scope, id: str, snapshot: str) -> None:
-        session = await self.get(scope, id)
+        session = self._here(await self.get(scope, id))
         async with self._turn(id):
             await (await self.hands.handle(session)).delete_snapshot(snapshot)
+
+    def _here(self, session: Session) -> Session:
+        if session.host != self.keeper.host:
+            raise SandboxElsewhere(
+                f"{session.id} is on host {session.host}", "ask that host's server", host=session.host
+            )
+        return session
 
     async def restore(
         self, scope: Scope, id: str, to: str, *, keep: bool = False, require: Level = "files"

@@ -1,0 +1,134 @@
+"""What only the client over the wire has: addresses and keys, connections that break, streams that are left, many threads."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import sandkeep
+from sandkeep.errors import BadArgument, Denied, SandboxDead, ServerUnreachable
+from serving import Served, fixed_port, served, serving, until  # noqa: F401
+
+
+def test_address_and_key_come_from_arguments_or_the_environment(
+    served: Served,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("SANDKEEP_API_URL", "SANDKEEP_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    for url, key in ((None, "sk_x"), ("http://x", None), ("ftp://x", "sk_x")):
+        with pytest.raises(BadArgument):
+            sandkeep.connect(url, api_key=key)
+    monkeypatch.setenv("SANDKEEP_API_URL", served.url + "/")
+    monkeypatch.setenv("SANDKEEP_API_KEY", served.key())
+    with sandkeep.connect() as remote, remote.Sandbox() as sandbox:
+        assert sandbox.commands.run("echo hi").stdout == "hi\n"
+    with sandkeep.connect(api_key="sk_wrong") as remote:
+        with pytest.raises(Denied):
+            remote.Sandbox()
+        with pytest.raises(Denied):
+            remote.Sandbox._of("sb-000000000000").commands.run("id")
+    with sandkeep.connect("http://127.0.0.1:1", api_key="sk_x") as remote:
+        with pytest.raises(ServerUnreachable):
+            remote.Sandbox()
+        with pytest.raises(ServerUnreachable):
+            remote.Sandbox._of("sb-000000000000").commands.run("id")
+
+
+def test_a_handle_goes_on_when_the_server_was_started_anew(tmp_path: Path) -> None:
+    with serving(tmp_path / "home", "--runtime", "runc", port=fixed_port()) as server:
+        key = server.key()
+        sandbox = server.remote(key).Sandbox()
+        process = sandbox.commands.run("i=0; while true; do i=$((i+1)); echo $i; sleep 0.05; done", background=True)
+        output = iter(process.output())
+        next(output)
+        server.kill()
+        with pytest.raises(ServerUnreachable):
+            list(output)
+        server.start()
+        assert sandbox.commands.run("echo again").stdout == "again\n"
+        assert next(iter(sandbox.commands.connect(process.pid).output()))[1].startswith(b"1\n")
+
+
+def test_a_stream_that_is_left_early_leaves_the_process_and_the_link_well(served: Served) -> None:  # noqa: F811
+    remote = served.remote()
+    with remote.Sandbox() as sandbox:
+        process = sandbox.commands.run("yes", background=True)
+        for _ in range(3):
+            output = process.output()
+            next(iter(output))
+            output.close()
+        assert process.info().running
+        process.kill()
+        assert sandbox.commands.run("echo well").stdout == "well\n"
+
+
+def test_threads_share_a_handle(served: Served) -> None:  # noqa: F811
+    with served.remote().Sandbox() as sandbox, ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda n: sandbox.commands.run(f"echo {n}").stdout, range(40)))
+        assert found == [f"{n}\n" for n in range(40)]
+        sandbox.close()
+
+
+def test_a_cancelled_call_does_not_spoil_the_next(served: Served) -> None:  # noqa: F811
+    async def cancelling() -> None:
+        async with served.remote() as remote, remote.AsyncSandbox() as sandbox:
+            for _ in range(3):
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.3):
+                        await sandbox.commands.run("sleep 1000")
+            assert (await sandbox.commands.run("echo well")).stdout == "well\n"
+            assert len([one for one in await sandbox.commands.list() if one.running]) == 3
+
+    asyncio.run(cancelling())
+
+
+def test_one_remote_serves_several_event_loops(served: Served) -> None:  # noqa: F811
+    remote = served.remote()
+    id = remote.Sandbox().id
+
+    async def use() -> None:
+        sandbox = await remote.AsyncSandbox.attach(id)
+        assert (await sandbox.commands.run("echo hi")).stdout == "hi\n"
+        await sandbox.close()
+        await remote.aclose()
+
+    asyncio.run(use())
+    asyncio.run(use())
+
+
+def test_a_killed_sandbox_is_dead_to_its_handles(served: Served) -> None:  # noqa: F811
+    remote = served.remote()
+    sandbox = remote.Sandbox()
+    other = remote.Sandbox.attach(sandbox.id)
+    other.commands.run("true")
+    sandbox.kill()
+    with pytest.raises((SandboxDead, sandkeep.SandkeepError)) as refused:
+        other.commands.run("true")
+    assert refused.value.code in ("SANDBOX_NOT_FOUND", "SANDBOX_DEAD")
+    other.close()
+
+
+def test_a_slow_reader_holds_back_the_writer_and_not_the_servers_memory(tmp_path: Path) -> None:
+    with serving(tmp_path / "home", "--runtime", "runc") as server:
+        sandbox = server.remote().Sandbox()
+        assert server.process is not None
+        status = Path(f"/proc/{server.process.pid}/status")
+
+        def memory() -> int:
+            return int(next(line for line in status.read_text().splitlines() if line.startswith("VmRSS")).split()[1])
+
+        sandbox.commands.run("truncate -s 2G large")
+        streams = [iter(sandbox.files.read_stream("large")) for _ in range(8)]
+        for stream in streams:
+            next(stream)
+        before = memory()
+        until(
+            lambda: all(sandbox.commands.run("true").exit_code == 0 for _ in range(20)), "the server answers meanwhile"
+        )
+        assert memory() - before < 64 << 10
+        for stream in streams:
+            stream.close()  # type: ignore[attr-defined]
