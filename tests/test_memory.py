@@ -383,7 +383,7 @@ def settled(home: Path, id: str) -> State:
 
 
 @pytest.mark.parametrize("operation", ["pause", "resume"])
-def test_dying_at_every_step(box: Sandbox, home: Path, operation: str) -> None:
+def test_dying_at_every_step_of_sleep(box: Sandbox, home: Path, operation: str) -> None:
     box.commands.run(COUNT, background=True)
     pid = box.commands.list()[0].pid
     until(lambda: len(counted(box)) > 2, "the counter")
@@ -400,5 +400,23 @@ def test_dying_at_every_step(box: Sandbox, home: Path, operation: str) -> None:
         goes_on(again)
         if died is None:
             assert found == {State.RUNNING, State.PAUSED}
+            return
+    pytest.fail("it never ended")
+
+
+def test_dying_at_every_step_of_a_restore(box: Sandbox, home: Path) -> None:
+    box.commands.run(COUNT, background=True)
+    pid = box.commands.list()[0].pid
+    until(lambda: len(counted(box)) > 2, "the counter")
+    saved = box.checkpoint(memory=True)
+    for at in steps():
+        box.commands.run("echo new > ~/new")
+        died = crash(home, "restore-checkpoint", at, box.id, saved.id)
+        assert settled(home, box.id) is State.RUNNING
+        again = Sandbox.connect(box.id, home=home)
+        assert [one.pid for one in again.commands.list() if one.running] == [pid]
+        goes_on(again)
+        if died is None:
+            assert again.commands.run("test -e ~/new").exit_code == 1
             return
     pytest.fail("it never ended")

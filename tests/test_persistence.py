@@ -18,6 +18,7 @@ from runtime_box import until
 from sandkeep import AsyncSandbox, Persistence, Sandbox, Store
 from sandkeep.errors import BadArgument, CheckpointNotFound, Corrupt, NotFound, StateConflict, StoreError, Unsupported
 from sandkeep.sandbox.home import Home
+from sandkeep.sandbox.machine import Machine
 from sandkeep.sandbox.namespaces import KEPT, MOST, Namespace
 from sandkeep.sandbox.rhythm import REASSURE, REASSURE_MOST, Rhythm
 from sandkeep.sandbox.sweeping import gc
@@ -244,6 +245,43 @@ def test_what_a_killed_owner_left_is_saved_and_replaced(make: Make, home: Path) 
         assert sb.workflow.state == {"n": 7}
         assert [one.id for one in Sandbox.list(home=home)] == [sb.id]
     assert Sandbox.list(home=home) == []
+
+
+def test_a_dead_orphan_keeps_its_files(make: Make, home: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED, str(home)], capture_output=True, text=True, timeout=170)
+    machine = Machine(Home(home), done.stdout.strip())
+    pid = machine.driver(machine.record()).pid(machine.id, machine.folder)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not machine.alive(machine.record()), "it to end")
+    with make(persistence=persistent()) as sb:
+        assert sb.commands.run("cat f").stdout == "unsaved\n"
+        assert sb.workflow.state == {"n": 7}
+        assert [one.id for one in Sandbox.list(home=home)] == [sb.id]
+
+
+def test_a_create_that_fails_leaves_the_orphan_to_the_next(make: Make, home: Path, tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED, str(home)], capture_output=True, text=True, timeout=170)
+    orphan = done.stdout.strip()
+    (tmp_path / "no-store").write_text("a file")
+    with pytest.raises((StoreError, OSError)):
+        make(persistence=persistent(), store=tmp_path / "no-store")
+    with pytest.raises(BadArgument):
+        make(persistence=persistent(), runtime="none-such")
+    with make(persistence=persistent()) as sb:
+        assert sb.commands.run("cat f").stdout == "unsaved\n"
+        assert [one.id for one in Sandbox.list(home=home)] == [sb.id] != [orphan]
+
+
+def test_on_runsc_too(make: Make, home: Path) -> None:
+    with make(persistence=persistent(), runtime="runsc") as sb:
+        sb.commands.run("while :; do date > /tmp/now; sleep 0.2; done", background=True)
+        sb.commands.run("echo x > f")
+        until(lambda: len(ids(home)) > 1, "two saves")
+    with make(persistence=persistent(), runtime="runsc") as sb:
+        assert sb.commands.run("cat f").stdout == "x\n"
+        assert sb.restore_report is not None
+        assert sb.restore_report.level == "relaunched"
 
 
 def damage(home: Path, checkpoint: str) -> None:

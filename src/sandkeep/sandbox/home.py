@@ -113,3 +113,8 @@ def write_json(path: Path, data: Any) -> None:
 
 def read_json(path: Path) -> Any:
     return json.loads(path.read_bytes())
+
+
+def boot() -> str:
+    """Which life of the host this is: a file that was not synced is worth nothing in another."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

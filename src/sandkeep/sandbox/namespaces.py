@@ -1,7 +1,7 @@
 """Namespaces: where the persisted state of a name is, and who may write it.
 
 <home>/namespaces/<name>/  state.json         generations, newest first, and those set aside
-                           owner.json         who may save: token, sandbox, mode
+                           owner.json         who may save: token, sandbox, mode, process, boot
                            owner-<token>.lock held by that owner while it lives
                            lock               held for moments, while owner or state change
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from sandkeep.errors import BadArgument, StateConflict
-from sandkeep.sandbox.home import Home, lock, read_json, write_json
+from sandkeep.sandbox.home import Home, boot, lock, read_json, write_json
 from sandkeep.workflow.manager import file_name
 
 KEPT = 5
@@ -82,7 +82,7 @@ class Namespace:
         """Become the owner; also who was it before, living or dead."""
         with self.alone():
             before = self.owner()
-            if before is not None and not takeover and _lives(self._lock_of(before["token"])):
+            if before is not None and not takeover and self.lives(before):
                 raise StateConflict(
                     f"namespace {self.name!r} is in use by sandbox {before['sandbox']} of process {before['pid']}",
                     "end that one, choose another namespace, or say takeover=True",
@@ -90,9 +90,12 @@ class Namespace:
                 )
             claim = Claim(self, secrets.token_hex(8), mode)
             claim.write(None)
-            if before is not None and not _lives(self._lock_of(before["token"])):
+            if before is not None and not self.lives(before):
                 self._lock_of(before["token"]).unlink(missing_ok=True)
             return claim, before
+
+    def lives(self, owner: dict[str, Any]) -> bool:
+        return _lives(self._lock_of(owner["token"]))
 
     def _lock_of(self, token: str) -> Path:
         return self.folder / f"owner-{token}.lock"
@@ -108,7 +111,7 @@ class Claim:
         fcntl.flock(self._handle, fcntl.LOCK_EX)
 
     def write(self, sandbox: str | None) -> None:
-        about = {"token": self.token, "sandbox": sandbox, "mode": self._mode, "pid": os.getpid()}
+        about = {"token": self.token, "sandbox": sandbox, "mode": self._mode, "pid": os.getpid(), "boot": boot()}
         write_json(self.namespace.folder / "owner.json", about)
 
     @contextlib.contextmanager
@@ -126,6 +129,14 @@ class Claim:
     def owns(self, sandbox: str) -> None:
         with self.held():
             self.write(sandbox)
+
+    def abandon(self, before: dict[str, Any] | None) -> None:
+        """As if it had never been claimed: whoever owned it before owns it again."""
+        with self.namespace.alone():
+            owner = self.namespace.owner()
+            if owner is not None and owner["token"] == self.token and before is not None:
+                write_json(self.namespace.folder / "owner.json", before)
+        self.release(forget=True)
 
     def release(self, *, forget: bool) -> None:
         """Let go; unless `forget`, the sandbox is found and saved by the next owner."""

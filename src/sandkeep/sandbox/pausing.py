@@ -7,14 +7,13 @@ runc and crun the processes are recorded and ended; resuming starts the backgrou
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from sandkeep.checkpoints.records import check_words
 from sandkeep.errors import SandkeepError
 from sandkeep.model import CheckpointInfo, RestoreReport, State
 from sandkeep.sandbox import journal, keeping, ladder, lifecycle, memory, saving
-from sandkeep.sandbox.home import Home
+from sandkeep.sandbox.home import Home, boot
 from sandkeep.sandbox.journal import step
 from sandkeep.sandbox.machine import Machine, fresh_seed
 from sandkeep.sandbox.record import Record
@@ -66,11 +65,6 @@ def finish_pause(machine: Machine, record: Record) -> None:
     settle(machine, record, record.stack, record.top + 1)
     machine.make_top(record.top)
     machine.drop_tops(but=record.top)
-
-
-def boot() -> str:
-    """Which life of the host this is: a file that was not synced is worth nothing in another."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def checkpoint(machine: Machine, **words: Any) -> CheckpointInfo:

@@ -18,15 +18,26 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Literal
 
+from sandkeep.checkpoints import Store
 from sandkeep.checkpoints.records import canonical
-from sandkeep.errors import BadArgument, CheckpointNotFound, Corrupt, NotFound, SandkeepError, StateConflict, StoreError
+from sandkeep.errors import (
+    BadArgument,
+    CheckpointNotFound,
+    Corrupt,
+    NotFound,
+    SandboxDead,
+    SandkeepError,
+    StateConflict,
+    StoreError,
+)
 from sandkeep.model import CheckpointInfo, RestoreReport, State
 from sandkeep.runtime import cgroup
-from sandkeep.sandbox import beginning, keeping, lifecycle, pausing
-from sandkeep.sandbox.home import Home
+from sandkeep.sandbox import beginning, keeping, lifecycle
+from sandkeep.sandbox.home import Home, boot
 from sandkeep.sandbox.machine import Machine
 from sandkeep.sandbox.namespaces import KEPT, MOST, Claim, Generation, Namespace, Persisted
 from sandkeep.sandbox.record import Record
+from sandkeep.sandbox.restoring import guests_part
 from sandkeep.sandbox.rhythm import Rhythm
 from sandkeep.sandbox.saved import load_saved
 from sandkeep.sandbox.saving import Taken, take
@@ -70,34 +81,43 @@ def begin(
                 record.notes += notes
                 record.save(machine.folder)
     except BaseException:
-        claim.release(forget=False)
+        claim.abandon(before)
         raise
     return machine, report, Keeper(machine, claim, persistence)
 
 
-def _last_words(home: Home, store: Any, claim: Claim, before: dict[str, Any] | None) -> list[str]:
+def _last_words(home: Home, store: Store, claim: Claim, before: dict[str, Any] | None) -> list[str]:
     """Save once more what a former owner's sandbox holds; if that owner is gone, its sandbox goes too."""
     if before is None or before["mode"] != "persistent" or before["sandbox"] is None:
         return []
+    machine = Machine(home, before["sandbox"])
+    machine.store = store
     try:
-        machine, _ = pausing.connect(home, before["sandbox"], None)
-        machine.store = store
         Saver(machine, claim).save("last words")
     except NotFound:
         return []
-    except SandkeepError as error:
-        return [f"sandbox {before['sandbox']}, which had the namespace before, could not be saved: {error.message}"]
-    if not _held_elsewhere(claim.namespace, before):
+    except SandboxDead:
+        if before["boot"] != boot():
+            return [f"sandbox {machine.id} ended with the host before its last save; what it held is still there"]
+        _revive(machine, store, claim)
+        Saver(machine, claim).save("last words")
+    if not claim.namespace.lives(before):
         lifecycle.kill(machine)
     return []
 
 
-def _held_elsewhere(namespace: Namespace, before: dict[str, Any]) -> bool:
-    return namespace._lock_of(before["token"]).exists()
+def _revive(machine: Machine, store: Store, claim: Claim) -> None:
+    """A dead sandbox's files are whole; its session is that of the newest generation."""
+    with claim.held() as state:
+        newest = state.generations[0] if state.generations else None
+    session = guests_part(dict(load_saved(store, newest.id).session)) if newest else None
+    with machine.held() as record:
+        machine.stop(record)
+        machine.start(record, session, {})
 
 
 def _loaded(
-    home: Home, store: Any, persistence: Persistence, claim: Claim, options: dict[str, Any]
+    home: Home, store: Store, persistence: Persistence, claim: Claim, options: dict[str, Any]
 ) -> tuple[Machine, RestoreReport | None]:
     with claim.held() as state:
         chosen = choose(claim.namespace, state, persistence.generation) if persistence.mode == "persistent" else None
@@ -194,7 +214,7 @@ class Saver:
             self._add(store, state, Generation(saved.id, saved.info.hash, saved.info.timestamp, history))
         return saved.info
 
-    def _add(self, store: Any, state: Persisted, new: Generation) -> None:
+    def _add(self, store: Store, state: Persisted, new: Generation) -> None:
         state.generations.insert(0, new)
         gone = state.generations[KEPT:] if len(state.generations) > MOST else []
         if gone:
@@ -223,7 +243,7 @@ class Saver:
             self._mark = _mark(take(self._machine, record))
 
 
-def forget(store: Any, gone: list[Generation]) -> None:
+def forget(store: Store, gone: list[Generation]) -> None:
     """A generation that has a name, or is gone already, is not ours to forget."""
     for one in gone:
         with contextlib.suppress(CheckpointNotFound, StateConflict):
