@@ -185,7 +185,7 @@ async def info(caller: Caller, request: Request, id: str) -> dict[str, Any]:
     if policy["secure"]:
         told["envdAccessToken"] = row.token
     if session.state is _S.PAUSED:
-        told["pauseMode"] = "memory" if policy.get("paused_with_memory", True) else "filesystem"
+        told["pauseMode"] = "full" if policy.get("paused_with_memory", True) else "filesystem"
     return told
 
 

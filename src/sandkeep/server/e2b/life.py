@@ -194,7 +194,9 @@ class Life:
             self._changed.clear()
             wait: float | None = None
             try:
-                due, wait = await self.call(self.rows.tend, self.services.keeper.host)
+                due, wait, dead = await self.call(self.rows.tend, self.services.keeper.host)
+                for id in dead:
+                    self._forget(id)
                 for row in due:
                     self._start(row.sandbox, self._expire(row))
             except SandkeepError as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import posixpath
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -44,8 +45,9 @@ async def start(box: Box, asked: Message, timeout: float | None) -> AsyncGenerat
         fields["argv"] = [*_GATE, _EMPTY if asked.get("stdin") is False else _OPEN, _NAME, *argv]
     pid = await _launch(box, fields)
     yield {"event": {"start": {"pid": pid}}}
-    async for message in _follow(box, pid, {}, pty=pty is not None, gated=pty is None):
-        yield message
+    async with contextlib.aclosing(_follow(box, pid, {}, pty=pty is not None, gated=pty is None)) as followed:
+        async for message in followed:
+            yield message
 
 
 async def _launch(box: Box, fields: dict[str, Any]) -> int:
@@ -65,13 +67,16 @@ async def connect(box: Box, asked: Message, _: float | None) -> AsyncGenerator[M
     found = await _find(box, asked)
     at = {name: place["end"] for name, place in found["positions"].items()} if found["running"] else {}
     yield {"event": {"start": {"pid": found["pid"]}}}
-    async for message in _follow(box, found["pid"], at, pty=found["pty"], quiet=not found["running"]):
-        yield message
+    async with contextlib.aclosing(
+        _follow(box, found["pid"], at, pty=found["pty"], quiet=not found["running"])
+    ) as followed:
+        async for message in followed:
+            yield message
 
 
 async def _follow(
     box: Box, pid: int, at: dict[str, int], *, pty: bool, quiet: bool = False, gated: bool = False
-) -> AsyncIterator[Message]:
+) -> AsyncGenerator[Message, None]:
     """Output and the end. When the guest hangs up, since the sandbox is being saved or forked, it goes on where it was."""
     while True:
         try:

@@ -122,12 +122,16 @@ class Rows:
         here = select(sessions.c.id).where(sessions.c.host == host)
         self._set(rows.c.sandbox.in_(here), rows.c.deadline.is_(None), deadline=now())
 
-    def tend(self, host: str) -> tuple[list[Row], float | None]:
-        """What is due on this host, and in how many seconds the next will be. What was woken by others gets a deadline."""
+    def tend(self, host: str) -> tuple[list[Row], float | None, list[str]]:
+        """What is due on this host, in how many seconds the next will be, and who is dead. What others woke gets a deadline."""
         mine = [sessions.c.state == SessionState.RUNNING, sessions.c.host == host]
         with self._db.write(durable=False) as connection:
             gone = select(sessions.c.id).where(sessions.c.state == SessionState.KILLED)
-            connection.execute(delete(rows).where(rows.c.sandbox.in_(gone)))
+            dead = (
+                connection.execute(delete(rows).where(rows.c.sandbox.in_(gone)).returning(rows.c.sandbox))
+                .scalars()
+                .all()
+            )
             other = select(rows, sessions.c.generation.label("new")).join(sessions, _OF)
             for row in (
                 connection.execute(other.where(*mine, rows.c.generation != sessions.c.generation)).mappings().all()
@@ -140,7 +144,7 @@ class Rows:
         times = [(row.pop("now"), Row(**row)) for row in found]
         due = [row for at, row in times if row.deadline is not None and row.deadline <= at]
         wait = next((row.deadline - at for at, row in times if row.deadline is not None and row.deadline > at), None)
-        return due, wait
+        return due, wait, list(dead)
 
     def _set(self, *where: Any, **values: Any) -> int:
         with self._db.write() as connection:

@@ -110,8 +110,9 @@ class Stream(Response):
         last: Message = {}
         try:
             async with asyncio.timeout(self._deadline):
-                async for message in self._pieces():
-                    await send({"type": "http.response.body", "body": frame(message), "more_body": True})
+                async with contextlib.aclosing(self._pieces()) as pieces:
+                    async for message in pieces:
+                        await send({"type": "http.response.body", "body": frame(message), "more_body": True})
         except Gone:
             raise
         except TimeoutError:
@@ -120,7 +121,7 @@ class Stream(Response):
             last = {"error": rpc_error(known(error))}
         await send({"type": "http.response.body", "body": frame(last, END), "more_body": False})
 
-    async def _pieces(self) -> AsyncIterator[Message]:
+    async def _pieces(self) -> AsyncGenerator[Message, None]:
         pending: asyncio.Future[Message] | None = None
         try:
             while True:
@@ -136,7 +137,7 @@ class Stream(Response):
                 pending = None
                 yield found
         finally:
-            if pending is not None and not pending.done():
+            if pending is not None:
                 pending.cancel()
                 await asyncio.gather(pending, return_exceptions=True)
 

@@ -7,9 +7,10 @@ is told in those words. The guest does not tell a change of mode from a change o
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import posixpath
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from sandkeep.errors import SandboxDead, SandkeepError
@@ -43,15 +44,16 @@ class Watch:
         if entry["kind"] != "dir":
             raise RpcError("invalid_argument", f"path is not a directory: {self._path}")
 
-    async def events(self) -> AsyncIterator[Message]:
+    async def events(self) -> AsyncGenerator[Message, None]:
         while True:
             try:
-                async for one in self._changes():
-                    yield one
+                async with contextlib.aclosing(self._changes()) as changes:
+                    async for one in changes:
+                        yield one
             except SandboxDead:
                 await self._box.again()
 
-    async def _changes(self) -> AsyncIterator[Message]:
+    async def _changes(self) -> AsyncGenerator[Message, None]:
         fields = {"path": self._path, "recursive": self._recursive}
         async with self._box.link.stream("file_watch", fields, timeout=None) as found:
             await found.first_json()
@@ -102,7 +104,7 @@ def _aside(path: str | None) -> bool:
 async def watch_dir(box: Box, asked: Message, _: float | None) -> AsyncGenerator[Message, None]:
     watch = Watch(box, asked)
     await watch.check()
-    events = aiter(watch.events())
+    events = watch.events()
     pending = asyncio.ensure_future(anext(events))
     begun = asyncio.ensure_future(watch.begun.wait())
     try:
@@ -116,6 +118,7 @@ async def watch_dir(box: Box, asked: Message, _: float | None) -> AsyncGenerator
         for task in (pending, begun):
             task.cancel()
         await asyncio.gather(pending, begun, return_exceptions=True)
+        await events.aclose()
 
 
 class Watchers:
@@ -169,10 +172,11 @@ class _Kept:
             self._task.result()
 
     async def _collect(self) -> None:
-        async for event in self._watch.events():
-            if len(self._events) >= _MOST:
-                raise RpcError("resource_exhausted", f"nobody has asked for {_MOST} events")
-            self._events.append(event)
+        async with contextlib.aclosing(self._watch.events()) as events:
+            async for event in events:
+                if len(self._events) >= _MOST:
+                    raise RpcError("resource_exhausted", f"nobody has asked for {_MOST} events")
+                self._events.append(event)
 
     def take(self) -> list[Message]:
         """What has happened since the last time; a watch that ended says why."""
