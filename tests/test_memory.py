@@ -241,6 +241,39 @@ def test_an_image_that_does_not_fit_is_refused_or_said(box: Sandbox, home: Path,
     assert "runsc version other" in report.why
 
 
+def test_a_runtime_that_refuses_the_image(box: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    box.commands.run(COUNT, background=True)
+    box.commands.run("export A=1; echo first > ~/f")
+    saved = box.checkpoint(memory=True)
+    box.commands.run("export A=2; echo second > ~/f")
+    box.workflow.set_state("n", 2)
+    stub = tmp_path / "bin"
+    stub.mkdir()
+    real = shutil.which("runsc")
+    (stub / "runsc").write_text(
+        f'#!/bin/sh\ncase " $* " in *" restore "*) echo no room; exit 1;; esac\nexec {real} "$@"\n'
+    )
+    (stub / "runsc").chmod(0o755)
+    with monkeypatch.context() as patched:
+        patched.setenv("PATH", f"{stub}:{os.environ['PATH']}")
+        with pytest.raises(FloorNotReached, match="no room"):
+            box.restore(saved, require="memory")
+        assert box.commands.run("echo $A; cat ~/f").stdout == "2\nsecond\n"
+        assert box.workflow.state == {"n": 2}
+        box.pause()
+        with pytest.raises(FloorNotReached, match="no room"):
+            box.resume(require="memory")
+        assert settled(box._home.path, box.id) is State.PAUSED
+        with pytest.raises(FloorNotReached, match="no room"):
+            box.restore(saved, require="memory")
+        assert settled(box._home.path, box.id) is State.PAUSED
+    report = box.restore(saved)
+    assert report.level == "memory"
+    assert settled(box._home.path, box.id) is State.RUNNING
+    assert box.commands.run("echo $A; cat ~/f").stdout == "1\nfirst\n"
+    goes_on(box)
+
+
 def test_without_memory_processes_start_again(make: Make) -> None:
     for runtime, options in (("runc", {}), ("runsc", {"memory": False})):
         sb = make(runtime=runtime)

@@ -16,7 +16,7 @@ from sandkeep.layers.pool import throw_away
 from sandkeep.model import State
 from sandkeep.runtime.base import Base, resolve
 from sandkeep.runtime.driver import DRIVERS, Driver
-from sandkeep.runtime.link import Link, guest_argv, guest_source
+from sandkeep.runtime.link import Link, guest_argv, guest_code
 from sandkeep.runtime.plan import Plan
 from sandkeep.sandbox.home import Home, lock
 from sandkeep.sandbox.record import Record
@@ -72,7 +72,7 @@ class Machine:
             mounts=record.mounts,
             argv=guest_argv(forgetful=self.driver(record).memory),
             env={},
-            code=guest_source(),
+            code=guest_code(self.home.path),
         )
 
     def make_top(self, number: int) -> None:

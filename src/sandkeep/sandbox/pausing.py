@@ -17,7 +17,7 @@ from sandkeep.sandbox.home import Home, boot
 from sandkeep.sandbox.journal import step
 from sandkeep.sandbox.machine import Machine, fresh_seed
 from sandkeep.sandbox.record import Record
-from sandkeep.sandbox.restoring import guests_part, settle
+from sandkeep.sandbox.restoring import awake, guests_part, settle
 from sandkeep.sandbox.saved import Saved, load_saved
 from sandkeep.sandbox.saving import Taken
 
@@ -129,8 +129,7 @@ def _resume(machine: Machine, record: Record, secrets: dict[str, str], require: 
         machine.stop(record)
         journal.done(machine.folder)
         raise
-    record.state, record.paused = State.RUNNING, None
-    record.save(machine.folder)
+    awake(machine, record)
     step("resume: recorded")
     journal.done(machine.folder)
     memory.drop(machine)

@@ -25,7 +25,7 @@ from sandkeep.model import State
 from sandkeep.sandbox import journal
 from sandkeep.sandbox.machine import Machine
 from sandkeep.sandbox.record import Record
-from sandkeep.sandbox.restoring import settle
+from sandkeep.sandbox.restoring import awake, settle
 from sandkeep.workflow import BoundState
 
 
@@ -114,7 +114,7 @@ def _restore(machine: Machine, record: Record, entry: dict[str, Any]) -> None:
         machine.start(record, session, secrets)
     if why:
         record.notes.append(f"restored after a crash without its memory: {why}")
-    record.save(machine.folder)
+    awake(machine, record)
     BoundState(machine.folder / "workflow.json").replace(workflow)
     memory.drop(machine)
     machine.drop_tops(but=record.top)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sandkeep.errors import FloorNotReached
-from sandkeep.model import RestoreReport
+from sandkeep.model import RestoreReport, State
 from sandkeep.sandbox import journal, memory, relaunching
 from sandkeep.sandbox.journal import step
 from sandkeep.sandbox.machine import Machine, fresh_seed
@@ -68,7 +68,7 @@ def become(
         if why or not image:
             machine.start(record, guests_part(session), secrets)
     step("restore: running")
-    record.save(machine.folder)
+    awake(machine, record)
     BoundState(machine.folder / "workflow.json").replace(session.get("workflow") or {})
     machine.link.call("reseed", seed=fresh_seed())
     journal.done(machine.folder)
@@ -80,8 +80,9 @@ def become(
 def _go_back(machine: Machine, record: Record, old: Record, session: dict[str, Any], secrets: dict[str, str]) -> None:
     """Files and session as they were before; the processes are gone."""
     settle(machine, record, old.stack, old.top)
-    session.pop("withheld", None)
-    machine.start(record, {name: value for name, value in session.items() if name != "ok"}, secrets)
+    if old.state is not State.PAUSED:
+        parts = ("env", "cwd", "shell", "history", "user")
+        machine.start(record, {name: session[name] for name in parts if name in session}, secrets)
     journal.done(machine.folder)
     machine.drop_tops(but=record.top)
 
@@ -91,6 +92,12 @@ def settle(machine: Machine, record: Record, stack: list[str], top: int) -> None
     record.save(machine.folder)
     for cursor in machine.folder.glob("cursor-*"):
         cursor.unlink()
+
+
+def awake(machine: Machine, record: Record) -> None:
+    """It runs: also one that was paused before."""
+    record.state, record.paused = State.RUNNING, None
+    record.save(machine.folder)
 
 
 def guests_part(session: dict[str, Any]) -> dict[str, Any]:
