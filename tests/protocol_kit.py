@@ -9,7 +9,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -32,6 +31,10 @@ P = "SANDBOX_"
 def S(*names: str) -> list[Any]:
     """Statuses as the wire has them."""
     return [{"event": "status_update", "status": P + name} for name in names]
+
+
+def error(message: str) -> dict[str, Any]:
+    return {"event": "error", "message": message}
 
 
 _open: list[ClientConnection] = []
@@ -184,12 +187,6 @@ async def eventually(true: Callable[[], Any]) -> Any:
         while not (found := await true() if asyncio.iscoroutinefunction(true) else true()):
             await asyncio.sleep(0.05)
         return found
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

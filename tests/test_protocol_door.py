@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 from websockets.exceptions import InvalidStatus
 
-from protocol_kit import Client, S, Server, attach, clean, connect, create, run, server
+from protocol_kit import Client, S, Server, attach, clean, connect, create, dial, error, run, server
 
 __all__ = ["server"]
 
@@ -104,19 +106,34 @@ def test_web_pages_and_proxies_are_not_this_machine(server: Server) -> None:
 
 def test_tenants_do_not_meet(public: Server) -> None:
     """A sandbox of one user is neither listed for, nor reached by, another; names of snapshots are each user's own."""
-    status, said = public.call("POST", "/execute?language=bash", b"echo x", X_API_Key="sk_" + "x" * 43)
-    assert status == 401
-    assert b"x\n" != said
+    words = [sys.executable, "-m", "sandkeep", "key", "create", "--user", "bob", "--json", "--home", str(public.home)]
+    bob = json.loads(subprocess.run(words, check=True, capture_output=True).stdout)["key"]
+
+    async def call(method: str, path: str) -> tuple[int, bytes]:
+        return await asyncio.to_thread(public.call, method, path, X_API_Key=bob)
 
     async def work() -> None:
         client = Client(await connect(f"{public.ws}/create?api_key={public.key}"))
         await client.say()
         await client.until("RUNNING")
-        listed = await asyncio.to_thread(public.call, "GET", "/list", X_API_Key=public.key)
-        assert client.id in json.loads(listed[1])["containers"]
-        assert (await asyncio.to_thread(public.call, "DELETE", f"/containers/{client.id}"))[0] == 401
-        await client.say(action="kill_sandbox")
-        assert (await client.rest())[0] == S("KILLING", "DELETING", "DELETED", "KILLED")
+        await client.say(action="snapshot_filesystem", name="hers")
+        await client.until("FILESYSTEM_SNAPSHOT_CREATED")
+        assert client.id not in json.loads((await call("GET", "/list"))[1])["containers"]
+        for method, verb in (("POST", "/suspend"), ("POST", "/resume"), ("DELETE", "")):
+            status, said = await call(method, f"/containers/{client.id}{verb}")
+            assert status == 500
+            assert "no sandbox" in json.loads(said)["detail"]
+        other = Client(await connect(f"{public.ws}/create?api_key={bob}"))
+        await other.say(filesystem_snapshot_name="hers")
+        heard, code = await other.rest()
+        assert "Filesystem snapshot not found" in heard[-1]["message"]
+        assert code == 4000
+        other = Client(await connect(f"{public.ws}/create?api_key={bob}"))
+        await other.say()
+        await other.until("RUNNING")
+        crossed = await dial(public, client.id, other.token)
+        assert await crossed.rest() == ([*S("PERMISSION_DENIAL_ERROR"), error("Invalid sandbox token.")], 4000)
+        assert await client.run("echo mine") == "mine\n"
 
     run(work())
 

@@ -10,14 +10,10 @@ from typing import Any
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from protocol_kit import Client, S, Server, attach, connect, create, dial, eventually, run, server, text
+from protocol_kit import Client, S, Server, attach, connect, create, dial, error, eventually, run, server, text
 
 __all__ = ["server"]
 DONE = S("EXECUTION_DONE")
-
-
-def error(message: str) -> dict[str, Any]:
-    return {"event": "error", "message": message}
 
 
 def test_create_says_these_events(server: Server) -> None:
