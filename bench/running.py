@@ -122,7 +122,9 @@ class Timings:
             with Sandbox(home=home, runtime="runc") as sb:
                 first = sb.snapshot()
                 self._fill(home, sb, tree)
-                times["fork"].append(timed(lambda sb=sb: sb.fork().kill()))  # type: ignore[misc]
+                forks: list[Sandbox] = []
+                times["fork"].append(timed(lambda sb=sb, forks=forks: forks.append(sb.fork())))  # type: ignore[misc]
+                forks[0].kill()
             with Sandbox(home=home, runtime="runc") as sb:
                 first = sb.snapshot()
                 self._fill(home, sb, tree)

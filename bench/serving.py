@@ -100,11 +100,21 @@ async def echo(report: Report, server: Serving, runtime: str, bound: float, roun
         ours, theirs = [], []
         for _ in range(rounds):
             ours.append(await timed(talk.echo))
-            theirs.append(await timed(lambda: asyncio.to_thread(subprocess.run, plain.argv, check=True, stdout=subprocess.DEVNULL)))
+            theirs.append(
+                await timed(
+                    lambda: asyncio.to_thread(subprocess.run, plain.argv, check=True, stdout=subprocess.DEVNULL)
+                )
+            )
         plain.close()
         await talk.send(action="kill_sandbox")
         await talk.until("KILLED")
-    report.add(f"exec echo over WebSocket, runtime {runtime}", statistics.median(ours), statistics.median(theirs), "runsc exec echo", bound)
+    report.add(
+        f"exec echo over WebSocket, runtime {runtime}",
+        statistics.median(ours),
+        statistics.median(theirs),
+        "runsc exec echo",
+        bound,
+    )
 
 
 class peer:
@@ -140,7 +150,9 @@ async def sleeping(report: Report, server: Serving, rounds: int) -> None:
             await talk.until("CHECKPOINTED")
             saves.append((time.perf_counter() - begun) * 1000)
         begun = time.perf_counter()
-        async with websockets.connect(f"ws://{server.address}/attach/{known['sandbox_id']}?sandbox_token={known['sandbox_token']}") as socket:
+        async with websockets.connect(
+            f"ws://{server.address}/attach/{known['sandbox_id']}?sandbox_token={known['sandbox_token']}"
+        ) as socket:
             talk = Talk(socket)
             await talk.until("RUNNING")
             loads.append((time.perf_counter() - begun) * 1000)
@@ -157,7 +169,9 @@ def _library_id(home: Path) -> str:
 
 async def load(report: Report, server: Serving, sizes: tuple[int, ...]) -> None:
     headers = {"Authorization": f"Bearer {server.key}"}
-    async with httpx.AsyncClient(base_url=f"http://{server.address}", headers=headers, timeout=120, limits=httpx.Limits(max_connections=600)) as client:
+    async with httpx.AsyncClient(
+        base_url=f"http://{server.address}", headers=headers, timeout=120, limits=httpx.Limits(max_connections=600)
+    ) as client:
         made = [(await client.post("/sandboxes", json={})).json()["id"] for _ in range(4)]
 
         async def rest(number: int) -> None:

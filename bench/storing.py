@@ -107,6 +107,8 @@ def shape(report: Report, folder: Path, name: str, rounds: int) -> None:
     report.add(f"stored bytes, {name}", usage(one.folder / "store"), usage(folder / "restic"), "restic", 1, unit="MB")
     incremental(report, name, folder, tree, one, restic, rounds)
     restoring(report, name, folder, one, restic, rounds)
+    for each in runs:
+        each.store.close()
 
 
 def others(folder: Path, tree: Path) -> dict[str, Callable[[], object]]:
@@ -210,6 +212,7 @@ def flat(report: Report, folder: Path, count: int) -> None:
     late = measure()
     for what, value in late.items():
         report.add(f"{what}, with {count} checkpoints", value, early[what], "with 20", 1.5)
+    one.store.close()
 
 
 def usage(folder: Path) -> float:

@@ -79,6 +79,12 @@ class Machine:
         for folder in (self.top(number) / "tree", self.top(number) / "work"):
             folder.mkdir(parents=True, exist_ok=True, mode=0o755)
 
+    def empty_top(self, number: int) -> None:
+        """What ran on it for a moment may have written to it."""
+        if self.top(number).exists():
+            throw_away(self.top(number), self.home.trash)
+        self.make_top(number)
+
     def drop_tops(self, but: int) -> None:
         """Throw away every top but one; called once no mount uses them."""
         for entry in (self.folder / "tops").iterdir():

@@ -2,6 +2,6 @@
 
 from sandkeep.runtime.link._async.link import AsyncLink
 from sandkeep.runtime.link._sync.link import Link
-from sandkeep.runtime.link.launch import guest_argv, guest_source
+from sandkeep.runtime.link.launch import guest_argv, guest_code, guest_source
 
-__all__ = ["AsyncLink", "Link", "guest_argv", "guest_source"]
+__all__ = ["AsyncLink", "Link", "guest_argv", "guest_code", "guest_source"]

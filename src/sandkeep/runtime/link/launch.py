@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -25,3 +32,35 @@ def guest_argv(*, forgetful: bool = False) -> list[str]:
     # -I would also ignore PYTHONMALLOC; the environment is ours alone, and the code replaces the current folder in the path.
     how = ["PYTHONMALLOC=pymalloc_debug", "python3", "-s"] if forgetful else ["python3", "-I"]
     return ["/usr/bin/env", "-i", "PATH=/usr/local/bin:/usr/bin:/bin", *how, "-S", "-B", "-X", "utf8", "-c", _CODE]
+
+
+@cache
+def guest_code(home: Path) -> Path:
+    """The guest's package as sandboxes of this home see it: a copy named by its content, compiled for this host's Python.
+
+    A living sandbox keeps the code that it was started with, and starting one compiles nothing.
+    """
+    sources = sorted(guest_source().glob("*.py"))
+    digest = hashlib.sha256(b"".join(path.name.encode() + b"\0" + path.read_bytes() for path in sources)).hexdigest()
+    made = home / "guest" / digest[:16]
+    if not made.is_dir():
+        made.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryDirectory(dir=made.parent) as folder:
+            fresh = Path(folder) / "guest"
+            fresh.mkdir(mode=0o755)
+            for path in sources:
+                shutil.copyfile(path, fresh / path.name)
+            _compile(fresh)
+            try:
+                os.rename(fresh, made)
+            except OSError:
+                if not made.is_dir():
+                    raise
+    return made
+
+
+def _compile(folder: Path) -> None:
+    """Never read again from the sources: their times mean nothing in a copy."""
+    python = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
+    argv = [python, "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", str(folder)]
+    subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, capture_output=True)
