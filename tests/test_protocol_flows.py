@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import random
 from typing import Any
 
 import pytest
@@ -387,5 +388,41 @@ def test_killed_by_another_door_the_client_is_told(server: Server) -> None:
         assert await client.until("DELETED") == S("DELETING", "DELETED")
         await client.say(action="kill_sandbox")
         assert await client.rest() == (S("KILLING", "DELETING", "DELETED", "KILLED"), 1000)
+
+    run(work())
+
+
+def test_any_object_is_survived(server: Server) -> None:
+    """Whatever a client says, the answers are events, and the sandbox goes on."""
+    values = [None, True, -1, 1e308, "x", "bash", "stdin", "reconnect", [], {}, {"stdout": 1}, "\ud800", "\0"]
+
+    async def work() -> None:
+        client = await create(server)
+        chance = random.Random(7)
+        for _ in range(300):
+            keys = chance.sample(
+                ["action", "event", "language", "code", "data", "name", "received"], chance.randint(0, 4)
+            )
+            message = {key: chance.choice(values) for key in keys}
+            await client.socket.send(json.dumps(message))
+        await client.say(action="kill_process")
+        await client.until("EXECUTION_FORCE_KILLED")
+        await client.close()
+        client = await attach(server, client.id, client.token)
+
+        async def works() -> bool:
+            await client.say(action="kill_process")
+            await client.until("EXECUTION_FORCE_KILLED")
+            await client.say(language="bash", code="echo fine")
+            while (event := await client.hear()).get("status") not in (
+                "SANDBOX_EXECUTION_RUNNING",
+                "SANDBOX_EXECUTION_ERROR",
+            ):
+                pass
+            return event["status"] == "SANDBOX_EXECUTION_RUNNING"
+
+        await eventually(works)
+        assert text(await client.until("EXECUTION_DONE")).endswith("fine\n")
+        await client.close()
 
     run(work())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,9 @@ _log = logging.getLogger(__name__)
 
 SEAT_SECONDS = 1.0
 """How long a new client waits for the last one's socket to be torn down before it is told that the seat is taken."""
+
+PASSING = frozenset({"CHECKPOINTING", "KILLING", "STOPPING"})
+"""States of a stage that end by themselves."""
 
 
 @dataclass
@@ -67,18 +71,18 @@ class Hall:
     def stage(self, id: str, options: Options) -> Stage:
         return self.stages.setdefault(id, Stage(id, options))
 
-    async def seat(self, stage: Stage, client: Client) -> bool:
-        """Take the seat; wait a moment for one who is leaving. The seat is the caller's before anything else can run."""
-        holder = stage.client
-        if holder is not None:
-            try:
-                async with asyncio.timeout(SEAT_SECONDS):
-                    while stage.client is not None:
-                        await asyncio.sleep(0.01)
-            except TimeoutError:
-                return False
+    async def seat(self, id: str, options: Options, client: Client) -> Stage | None:
+        """Take the seat; wait a moment for one who is leaving, and for whatever is being done to the sandbox."""
+        patience = SEAT_SECONDS / 4 if options.enable_sandbox_handoff else SEAT_SECONDS
+        deadline = time.monotonic() + patience
+        while (stage := self.stage(id, options)).state in PASSING or stage.client is not None:
+            if stage.state in PASSING:
+                deadline = time.monotonic() + patience
+            elif time.monotonic() > deadline:
+                return None
+            await asyncio.sleep(0.01)
         stage.client = client
-        return True
+        return stage
 
     async def leave(self, stage: Stage, client: Client) -> None:
         if stage.client is client:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-
-from sandkeep.errors import BadArgument, CheckpointNotFound, Denied, SandboxNotFound, SandkeepError
+from sandkeep.errors import (
+    BadArgument,
+    CheckpointNotFound,
+    Denied,
+    SandboxElsewhere,
+    SandboxNotFound,
+    SandkeepError,
+)
 from sandkeep.sandbox._async.bridge import blocking
 from sandkeep.server.protocol import executing, handoff, messages
 from sandkeep.server.protocol.conversation import Conversation
 from sandkeep.server.protocol.hall import Stage
 from sandkeep.server.protocol.messages import Close, Options, Status
 from sandkeep.server.services import NewSandbox
-from sandkeep.sessions import Scope, Session, SessionState
+from sandkeep.sessions import Scope, SessionState
 
 
 async def create(talk: Conversation, scope: Scope) -> Stage | None:
@@ -79,54 +84,68 @@ async def attach(talk: Conversation, id: str, token: str) -> Stage | None:
         await client.close(Close.REFUSED)
         return None
     try:
-        if not token:
-            raise Denied("Sandbox token is missing.")
         await services.db.call(services.tokens.check, id, token)
     except Denied:
         why = "Invalid sandbox token." if token else "Sandbox token is missing."
         await client.refuse(Status.PERMISSION_DENIAL_ERROR, why)
         await client.close(Close.FATAL)
         return None
-    return await _enter(talk, session, options)
+    return await _enter(talk, id, options)
 
 
-async def _enter(talk: Conversation, session: Session, options: Options) -> Stage | None:
+async def _enter(talk: Conversation, id: str, options: Options) -> Stage | None:
     client, hall = talk.client, talk.hall
-    here = session.host == talk.services.keeper.host
-    live = session.state is SessionState.RUNNING
-    stage = hall.stage(session.id, options)
-    if live and here and stage.client is not None and options.enable_sandbox_handoff:
-        return await handoff.take_seat(hall, stage, client)
-    away = live and not here and not await talk.services.keeper._dead(session.host)
-    if (away and not options.enable_sandbox_handoff) or not await hall.seat(stage, client):
+    stage = await hall.seat(id, options, client)
+    if stage is None and options.enable_sandbox_handoff:
+        return await handoff.take_seat(hall, hall.stage(id, options), client)
+    if stage is None:
         await client.tell(Status.IN_USE)
         await client.close(Close.REFUSED)
         return None
     try:
-        if live and here:
-            await talk.services.db.call(talk.services.sessions.touch, session.id)
-        else:
-            stage.state = "RESTORING"
-            await _restore(talk, stage, away)
-        stage.state = "RUNNING"
-        await client.tell(Status.RUNNING)
-        return stage
+        if await _wake(talk, stage):
+            stage.state = "RUNNING"
+            await client.tell(Status.RUNNING)
+            return stage
+    except SandboxNotFound:
+        hall.drop(stage)
+        await client.tell(Status.NOT_FOUND)
+        await client.close(Close.REFUSED)
     except SandkeepError as error:
-        await client.refuse(Status.RESTORE_ERROR, f"Failed to restore sandbox ID: {session.id}. {error}")
+        await client.refuse(Status.RESTORE_ERROR, f"Failed to restore sandbox ID: {id}. {error}")
         await client.close(Close.FATAL)
-    except asyncio.CancelledError:
-        await hall.leave(stage, client)
-        raise
-    await hall.leave(stage, client)
+    finally:
+        if stage.state != "RUNNING":
+            stage.state = "STOPPED"
+            await hall.leave(stage, client)
+            if not stage.executing:
+                hall.drop(stage)
     return None
 
 
-async def _restore(talk: Conversation, stage: Stage, away: bool) -> None:
-    await talk.client.tell(Status.RESTORING)
-    if stage.options.enable_sandbox_handoff:
-        await talk.client.tell(Status.LOCK_ACQUIRING)
+async def _wake(talk: Conversation, stage: Stage) -> bool:
+    """Running here, or False: it runs elsewhere and is not to be had."""
+    services, client, options = talk.services, talk.client, stage.options
+    stage.state = "RESTORING"
+    session = await services.get(None, stage.id)
+    here = session.host == services.keeper.host
+    live = session.state is SessionState.RUNNING
+    if live and here:
+        await services.db.call(services.sessions.touch, stage.id)
+        return True
+    away = live and session.host is not None and await services.db.call(services.keeper.hosts.alive, session.host)
+    if away and not options.enable_sandbox_handoff:
+        await client.tell(Status.IN_USE)
+        await client.close(Close.REFUSED)
+        return False
+    await client.tell(Status.RESTORING)
+    if options.enable_sandbox_handoff:
+        await client.tell(Status.LOCK_ACQUIRING)
     if away:
-        await handoff.ask(talk.services, stage.id)
-    await talk.services.resume(None, stage.id)
-    if stage.options.enable_sandbox_handoff:
-        await talk.client.tell(Status.LOCK_ACQUIRED)
+        await handoff.ask(services, stage.id)
+    session = await services.keeper.wake(stage.id)
+    if session.host != services.keeper.host:
+        raise SandboxElsewhere(f"it was taken over by host {session.host}", "try again", host=session.host)
+    if options.enable_sandbox_handoff:
+        await client.tell(Status.LOCK_ACQUIRED)
+    return True
