@@ -21,6 +21,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         open("/home/user/log", "a").write("line\\n")
 http.server.HTTPServer(("127.0.0.1", 9000), Handler).serve_forever()
 """
+BOOT = "cat /proc/sys/kernel/random/boot_id"
 ASK = "python3 -c \"import urllib.request as r; print(r.urlopen('http://127.0.0.1:9000').read().decode())\""
 
 
@@ -119,10 +120,12 @@ def files_only():
     sbx = begin()
     try:
         sbx.files.write("stays", "on disk")
+        boot = sbx.commands.run(BOOT).stdout
         sbx.pause(keep_memory=False)
         Sandbox.connect(sbx.sandbox_id, timeout=300)
         assert sbx.files.read("stays") == "on disk"
         assert sbx.commands.list() == []
+        assert sbx.commands.run(BOOT).stdout != boot
     finally:
         sbx.kill()
 

@@ -28,7 +28,9 @@ def raises(kind, call):
 
 def commands(sbx):
     said = []
-    done = sbx.commands.run("echo hi; echo $FOO-$BAR; pwd; whoami; echo bad >&2", envs={"BAR": "2"}, on_stdout=said.append)
+    done = sbx.commands.run(
+        "echo hi; echo $FOO-$BAR; pwd; whoami; echo bad >&2", envs={"BAR": "2"}, on_stdout=said.append
+    )
     assert done.stdout == "hi\n1-2\n/home/user\nuser\n", done
     assert done.stderr == "bad\n"
     assert "".join(said) == done.stdout
@@ -110,7 +112,9 @@ def files(sbx):
 def signed(sbx):
     sbx.files.write("signed.txt", "by signature")
     assert urllib.request.urlopen(sbx.download_url("signed.txt")).read() == b"by signature"
-    assert urllib.request.urlopen(sbx.download_url("signed.txt", use_signature_expiration=100)).read() == b"by signature"
+    assert (
+        urllib.request.urlopen(sbx.download_url("signed.txt", use_signature_expiration=100)).read() == b"by signature"
+    )
     late = sbx.download_url("signed.txt", use_signature_expiration=-100)
     error = raises(urllib.error.HTTPError, lambda: urllib.request.urlopen(late))
     assert error.code == 401
@@ -136,7 +140,9 @@ def watches(sbx):
 
 
 def ports(sbx):
-    sbx.commands.run("mkdir -p site; echo page > site/index.txt; cd site; exec python3 -m http.server 8000", background=True)
+    server = sbx.commands.run(
+        "mkdir -p site; echo page > site/index.txt; cd site; exec python3 -m http.server 8000", background=True
+    )
     base = os.environ["E2B_SANDBOX_URL"]
 
     def fetch(headers):
@@ -151,6 +157,7 @@ def ports(sbx):
     assert until(lambda: fetch({"Host": sbx.get_host(8000)})) == b"page\n"
     assert fetch({"E2b-Sandbox-Id": sbx.sandbox_id, "E2b-Sandbox-Port": "8000"}) == b"page\n"
     assert fetch({"Host": sbx.get_host(8001)}) == b""
+    assert server.kill()
 
 
 def listing(sbx, mark):

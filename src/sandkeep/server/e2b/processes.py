@@ -1,8 +1,8 @@
 """`process.Process`: what E2B starts are the guest's processes, with its process table, its output rings and its signals.
 
 The guest starts a process and lets it be followed in two requests, and with nobody following it keeps only the last MiB. So a
-process begins behind a gate: it becomes its program when a line arrives, which is sent once its output is followed. A gate that
-nobody opens, as after a resume that starts the process again, opens by itself.
+process begins behind a gate: it becomes its program when a line arrives, which is sent once its output is followed. Started again
+later, as by a resume without memory, it does not wait; and no gate stays closed.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import base64
 import binascii
 import contextlib
 import posixpath
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -22,8 +23,9 @@ from sandkeep.server.e2b.rpc import Message
 _CHUNK = {"stdout": 32 << 10, "stderr": 32 << 10, "pty": 16 << 10}
 _SIGNALS = {"SIGNAL_SIGKILL": 9, "SIGNAL_SIGTERM": 15, 9: 9, 15: 15}
 _GATE = ["/bin/bash", "--norc", "--noprofile", "-c"]
-_OPEN, _EMPTY = 'read -rt 5 _; exec "$@"', 'read -rt 5 _; exec "$@" </dev/null'
-_NAME = "e2b"
+_OPEN = '(( EPOCHSECONDS - ${0#e2b-} < 10 )) && read -rt 5 _; exec "$@"'
+_EMPTY = _OPEN + " </dev/null"
+_NAME = "e2b-"
 KEEP_ALIVE: Message = {"event": {"keepalive": {}}}
 
 
@@ -42,7 +44,7 @@ async def start(box: Box, asked: Message, timeout: float | None) -> AsyncGenerat
         size = pty.get("size") or {}
         fields |= {"pty": True, "cols": size.get("cols") or 80, "rows": size.get("rows") or 24}
     else:
-        fields["argv"] = [*_GATE, _EMPTY if asked.get("stdin") is False else _OPEN, _NAME, *argv]
+        fields["argv"] = [*_GATE, _EMPTY if asked.get("stdin") is False else _OPEN, f"{_NAME}{int(time.time())}", *argv]
     pid = await _launch(box, fields)
     yield {"event": {"start": {"pid": pid}}}
     async with contextlib.aclosing(_follow(box, pid, {}, pty=pty is not None, gated=pty is None)) as followed:
@@ -135,7 +137,7 @@ async def list_(box: Box, _: Message) -> Message:
 
 def _shown(one: dict[str, Any]) -> Message:
     argv = one["argv"]
-    if argv[: len(_GATE)] == _GATE and argv[len(_GATE) + 1 : len(_GATE) + 2] == [_NAME]:
+    if argv[: len(_GATE)] == _GATE and argv[len(_GATE) :][:1] in ([_OPEN], [_EMPTY]):
         argv = argv[len(_GATE) + 2 :]
     config = {"cmd": argv[0], "args": argv[1:], "envs": one["env"], "cwd": one["cwd"]}
     return {"config": config, "pid": one["pid"], **({"tag": one["tag"]} if one["tag"] else {})}
