@@ -1,9 +1,10 @@
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test test-agents lint bench clean
 PY := .venv/bin/python
 
 help:
 	@echo "make demo   set up, then show a sandbox run, snapshot, rewind, fork, checkpoint and restore"
 	@echo "make test   set up, then lint and every test"
+	@echo "make test-agents  the six coding agents' own programs, offline"
 	@echo "make lint   ruff, mypy --strict, import-linter, generated files"
 	@echo "make bench  the figures, each as a ratio to a peer in the same run"
 
@@ -23,6 +24,10 @@ lint: setup
 
 test: lint
 	@tools/test.sh
+
+test-agents: lint
+	@tools/agents.sh all
+	@SANDKEEP_TEST_AGENTS=all $(PY) -m pytest tests/test_agents_real.py -n 2
 
 bench: setup
 	@tools/setup.sh --bench

@@ -7,10 +7,10 @@ import sys
 import time
 from pathlib import Path
 
-from bench import pausing, running, serving, storing
+from bench import agents, pausing, running, serving, storing
 from bench.measure import HEAD, Report
 
-SUITES = {"running": running.run, "storing": storing.run, "pausing": pausing.run, "serving": serving.run}
+SUITES = {"running": running.run, "storing": storing.run, "pausing": pausing.run, "serving": serving.run, "agents": agents.run}
 
 
 def main() -> None:

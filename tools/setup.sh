@@ -84,6 +84,8 @@ case $what in
     need setfattr attr "costs: tests of attributes"
     [ -x /usr/lib/postgresql/15/bin/postgres ] || ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || packages "costs: tests on PostgreSQL" postgresql
     venv tests "[langgraph,server,client,dev]"
+    need npm npm "costs: tests of agents and of the JavaScript client"
+    tools/agents.sh
     tools/swift.sh install .build/swift >.build/swift.log 2>&1 || { cat .build/swift.log >&2; exit 1; } ;;
   --bench)
     for tool in restic:restic borg:borgbackup casync:casync zstd:zstd git:git; do need "${tool%%:*}" "${tool##*:}" "costs: a row of the table"; done
