@@ -58,6 +58,7 @@ def drop(machine: Machine) -> None:
 def asleep(machine: Machine, record: Record, engine: Driver) -> Iterator[dict[str, Any]]:
     """The guest has let go of its socket and nothing moves; on leaving it is woken, unless it was stopped."""
     secrets = machine.secrets()
+    (machine.folder / "run/wake").unlink(missing_ok=True)
     facts = machine.link.call("sleep")
     machine.link.close()
     try:
@@ -74,8 +75,11 @@ def asleep(machine: Machine, record: Record, engine: Driver) -> Iterator[dict[st
 
 
 def wake(machine: Machine, engine: Driver, secrets: dict[str, str]) -> None:
-    (machine.folder / "run" / "wake").touch()
+    """Also one that never slept: then nobody takes the file away, and it must not wake the next sleeper at once."""
+    call = machine.folder / "run" / "wake"
+    call.touch()
     machine.link.ready(READY_SECONDS, lambda: engine.alive(machine.id, machine.folder))
+    call.unlink(missing_ok=True)
     if secrets:
         machine.link.call("secrets_set", secrets=secrets)
 
@@ -158,6 +162,7 @@ def try_start(
         machine.link.call("reseed", seed=fresh_seed())
     except (RuntimeFailed, SandboxDead) as error:
         machine.stop(record)
+        machine.empty_top(record.top)
         record.hostname = fresh_hostname(record.id)
         refuse(error.message, require)
         return error.message

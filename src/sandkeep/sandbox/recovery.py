@@ -109,6 +109,7 @@ def _restore(machine: Machine, record: Record, entry: dict[str, Any]) -> None:
     secrets, about = machine.secrets(), entry.get("image")
     machine.stop(record)
     settle(machine, record, entry["stack"], entry["new"])
+    machine.empty_top(record.top)
     why = memory.try_start(machine, record, about, secrets) if about else ""
     if why or not about:
         machine.start(record, session, secrets)
