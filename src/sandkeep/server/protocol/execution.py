@@ -23,9 +23,8 @@ from sandkeep.sessions import SessionState
 TAG = "websocket"
 MOST_STDIN = 16 << 20
 _ARGUMENT = 100_000
-_GATE = 'IFS= read -r _; exec "$@"'
-"""The process waits for a line before it becomes the program: nothing is written before somebody reads."""
-_PROGRAMS = {"python": ["python3", "-u"], "bash": ["bash"]}
+_GATE = "IFS= read -r _;"
+"""A process reads a line before it becomes, or runs, the program: nothing is written before somebody follows."""
 _RETRY = 0.05
 _PATIENCE = 60.0
 
@@ -132,7 +131,8 @@ class Execution:
         lost_at: float | None = None
         try:
             while True:
-                async with self._services.use(None, self._id) as sandbox:
+                async with self._services.keeper.use(self._id) as session:
+                    sandbox = await self._services.hands.handle(session)
                     if begin is not None:
                         await begin(sandbox)
                         begin = None
@@ -156,15 +156,11 @@ class Execution:
             self._end(str(error))
 
     async def _begin(self, sandbox: AsyncSandbox, language: str, code: str) -> None:
-        program, link = _PROGRAMS[language], sandbox._link
         if len(code.encode("utf-8", "replace")) > _ARGUMENT:
             self._file = f"/tmp/.code-{secrets.token_hex(8)}"
             await sandbox.files.write(self._file, code)
-            program = [*program, self._file]
-        else:
-            program = [*program, "-c", code]
-        argv = ["/bin/sh", "-c", _GATE, "sh", *program]
-        self.pid = (await link.call("start", argv=argv, cwd="/", user="root", tag=TAG))["pid"]
+        argv = _argv(language, code, self._file)
+        self.pid = (await sandbox._link.call("start", argv=argv, cwd="/", user="root", tag=TAG))["pid"]
         self._queue(b"\n")
         self._started.set_result(None)
 
@@ -231,3 +227,10 @@ class Execution:
             self.output.end()
             self.ended = True
             self._news.set()
+
+
+def _argv(language: str, code: str, file: str | None) -> list[str]:
+    if language == "bash" and file is None:
+        return ["bash", "-c", _GATE + code]
+    program = ["python3", "-u"] if language == "python" else ["bash"]
+    return ["/bin/sh", "-c", f'{_GATE} exec "$@"', "sh", *program, *(["-c", code] if file is None else [file])]
