@@ -150,9 +150,10 @@ def ports(sbx):
         try:
             return urllib.request.urlopen(request).read()
         except urllib.error.HTTPError as error:
-            assert error.code == 502, error
-            assert b"port is not open" in error.read()
-            return b""
+            refused = error.code, error.read()
+        assert refused[0] == 502, refused
+        assert b"port is not open" in refused[1]
+        return b""
 
     assert until(lambda: fetch({"Host": sbx.get_host(8000)})) == b"page\n"
     assert fetch({"E2b-Sandbox-Id": sbx.sandbox_id, "E2b-Sandbox-Port": "8000"}) == b"page\n"

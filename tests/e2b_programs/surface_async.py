@@ -6,6 +6,14 @@ import e2b
 from e2b import AsyncSandbox, CommandExitException, FilesystemEventType
 
 
+async def raised(kind, call):
+    try:
+        await call
+    except kind as error:
+        return error
+    raise AssertionError(f"{kind.__name__} was expected")
+
+
 async def commands(sbx):
     heard = []
 
@@ -14,12 +22,8 @@ async def commands(sbx):
 
     done = await sbx.commands.run("echo one; echo two >&2; exit 0", on_stdout=hear)
     assert (done.stdout, done.stderr, "".join(heard)) == ("one\n", "two\n", "one\n")
-    try:
-        await sbx.commands.run("exit 7")
-    except CommandExitException as error:
-        assert error.exit_code == 7
-    else:
-        raise AssertionError("an exit code was lost")
+    failed = await raised(CommandExitException, sbx.commands.run("exit 7"))
+    assert failed.exit_code == 7
     several = await asyncio.gather(*(sbx.commands.run(f"sleep 0.1; echo {n}") for n in range(8)))
     assert [one.stdout for one in several] == [f"{n}\n" for n in range(8)]
     handle = await sbx.commands.run("cat", background=True, stdin=True)
@@ -61,12 +65,8 @@ async def life(sbx):
     assert (await again.files.read("many/3")) == "3"
     handle = await sbx.commands.run("sleep 300", background=True, timeout=0)
     assert await sbx.kill()
-    try:
-        await handle.wait()
-    except e2b.SandboxException as error:
-        assert "killed" in str(error) or "not found" in str(error), error
-    else:
-        raise AssertionError("the end of the sandbox was not noticed")
+    error = await raised(e2b.SandboxException, handle.wait())
+    assert "killed" in str(error) or "not found" in str(error), error
 
 
 async def main():

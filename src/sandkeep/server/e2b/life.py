@@ -35,7 +35,7 @@ class FilesOnly(AsyncSandbox):
     """One that leaves its memory behind when it is put to sleep."""
 
     async def pause(
-        self, comment: str | None = None, *, tag: str | None = None, memory: bool = False
+        self, comment: str | None = None, *, tag: str | None = None, memory: bool | None = False
     ) -> CheckpointInfo:
         return await super().pause(comment, tag=tag, memory=False)
 
@@ -156,11 +156,16 @@ class Life:
 
     async def connect(self, scope: Scope, id: str, timeout: float, *, memory: bool) -> tuple[Session, Row, bool]:
         """Running, and at least for `timeout` more; True if it was asleep."""
-        session, row = await self.find(scope, id)
-        if session.state is _S.RUNNING and await self.call(self.rows.extend, id, session.generation, timeout):
-            return session, row, False
-        if session.state is _S.RUNNING and row.policy["on_timeout"] == "kill" and row.generation == session.generation:
-            raise SandboxNotFound(f"sandbox {id} has reached its end", "create a new one")
+        while True:
+            session, row = await self._settled(scope, id)
+            if session.state is not _S.RUNNING:
+                break
+            if await self.call(self.rows.extend, id, session.generation, timeout):
+                return session, row, False
+            if id not in self._working:  # woken by another API, and not yet given its time
+                lasting = max(timeout, row.timeout, LEAST_AFTER_WAKING)
+                await self.call(self.rows.live_until, id, session.generation, lasting)
+                return session, row, False
         session = await self.services.resume(scope, id)
         await self.call(self.rows.live_until, id, session.generation, timeout)
         self._changed.set()
@@ -168,13 +173,20 @@ class Life:
             await self._reboot(session)
         return session, row, True
 
+    async def _settled(self, scope: Scope, id: str) -> tuple[Session, Row]:
+        """What it is once its end, if that is under way, has come."""
+        await self.find(scope, id)
+        while (ending := self._working.get(id)) is not None:
+            await asyncio.wait({ending})
+        return await self.find(scope, id)
+
     async def _reboot(self, session: Session) -> None:
         """As after a start from disk: nothing runs."""
         sandbox = await self.services.hands.handle(session)
         await sandbox._link.call("kill_all")
 
     async def set_timeout(self, scope: Scope, id: str, seconds: float) -> None:
-        session, _ = await self.find(scope, id)
+        session, _ = await self._settled(scope, id)
         if session.state is not _S.RUNNING:
             raise SandboxNotFound(f"sandbox {id} is not running", "connect to it first")
         await self.call(self.rows.live_until, id, session.generation, seconds)
