@@ -154,10 +154,15 @@ class AsyncSocket:
             raise error
 
     async def close(self) -> None:
-        if self._sender is not None:
-            self._sender.cancel()
-            await asyncio.gather(self._sender, return_exceptions=True)
         if self._loop is asyncio.get_running_loop():
             await self._connection.close()
         else:
             self._connection.transport.abort()
+
+    async def drop(self) -> None:
+        """Leave a request that is under way, without waiting for what the other side still wants to say."""
+        if self._sender is not None:
+            self._sender.cancel()
+            await asyncio.gather(self._sender, return_exceptions=True)
+        self._connection.transport.abort()
+        await self._connection.wait_closed()

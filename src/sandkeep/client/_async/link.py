@@ -97,7 +97,7 @@ class AsyncRemoteExchange:
         if self._done and not socket.sending:
             await self._link.release(socket)
         else:
-            await socket.close()
+            await socket.drop()
 
     def __aiter__(self) -> Self:
         return self
@@ -139,4 +139,4 @@ class AsyncRemoteExchange:
     async def _drop(self) -> None:
         socket, self._socket = self._socket, None
         if socket is not None:
-            await socket.close()
+            await socket.drop()

@@ -136,8 +136,10 @@ class Socket:
         return message
 
     def close(self) -> None:
-        if self.sending:
-            self._connection.close_socket()
         self._connection.close()
+
+    def drop(self) -> None:
+        """Leave a request that is under way, without waiting for what the other side still wants to say."""
+        self._connection.close_socket()
         if self._sender is not None:
             self._sender.join()

@@ -96,7 +96,7 @@ class RemoteExchange:
         if self._done and not socket.sending:
             self._link.release(socket)
         else:
-            socket.close()
+            socket.drop()
 
     def __iter__(self) -> Self:
         return self
@@ -138,4 +138,4 @@ class RemoteExchange:
     def _drop(self) -> None:
         socket, self._socket = self._socket, None
         if socket is not None:
-            socket.close()
+            socket.drop()
