@@ -16,7 +16,7 @@ if [ "$(cat "$mark" 2>/dev/null)" != "$sum" ]; then
   npm install --no-audit --no-fund --no-package-lock --loglevel=error
   echo "$sum" > "$mark"
 fi
-if ! ldconfig -p | grep -q libnss3.so; then
+if ! ldconfig -p | grep libnss3.so >/dev/null; then
   echo "js: the tests in Chromium need libnss3: apt-get install libnss3" >&2
 fi
 [ "${1:-}" = install ] || npm test --silent

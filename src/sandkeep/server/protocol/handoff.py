@@ -62,7 +62,7 @@ async def ask(services: Services, id: str) -> None:
 
 
 async def release(hall: Hall, stage: Stage) -> None:
-    """Another server wants it. Memory does not travel between machines, so an execution is ended, and that is said."""
+    """Another server wants it. Its memory might not come up there, so an execution is ended, and that is said."""
     try:
         holder = _begin(stage)
     except Busy:
