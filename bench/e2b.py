@@ -53,7 +53,9 @@ def run(report: Report, quick: bool = False) -> None:
         direct = library(Path(folder) / "own", rounds)
     for what, times in through.items():
         report.add(f"E2B SDK, {what}", statistics.median(times), statistics.median(direct[what]), "the library itself")
-        report.note(f"E2B SDK, {what}: p50 {at(times, 0.5):.1f} ms, p99 {at(times, 0.99):.1f} ms of {len(times)}")
+        report.note(
+            f"E2B SDK, {what}: p50 {statistics.median(times):.1f} ms, p99 {at(times, 0.99):.1f} ms of {len(times)}"
+        )
 
 
 def at(times: list[float], share: float) -> float:

@@ -7,7 +7,6 @@ import gzip
 import json
 import socket
 import struct
-import time
 import uuid
 from typing import Any
 from urllib.parse import urlsplit
@@ -201,6 +200,20 @@ def test_headers_of_programs_reach_the_server_inside(client: Client, made: dict[
     assert "access-token" not in answer.text.lower()
 
 
+def test_only_who_may_come_in_wakes_it(client: Client) -> None:
+    made = client.create(timeout=900, autoPause=True, autoResume={"enabled": True})
+    id = made["sandboxID"]
+    assert client.control.post(f"/sandboxes/{id}/pause").status_code == 204
+    stranger = client.box(made, **{"X-Access-Token": "x"})
+    assert stranger.post("/process.Process/List", json={}).status_code == 401
+    assert client.info(made)["state"] == "paused"
+    assert client.box(made).post("/process.Process/List", json={}).json() == {"processes": []}
+    assert client.info(made)["state"] == "running"
+    assert client.control.delete(f"/sandboxes/{id}").status_code == 204
+    without = client.control.post("/v2/sandboxes", json={"templateID": "base", "autoResume": {"enabled": True}})
+    assert without.status_code == 400
+
+
 # streams
 
 
@@ -224,6 +237,8 @@ def test_the_end_frame_tells_errors(client: Client, made: dict[str, Any]) -> Non
         ("/process.Process/Start", {}, "invalid_argument"),
         ("/process.Process/Start", {"process": {"cmd": "/bin/bash", "cwd": "/no/such"}}, "invalid_argument"),
         ("/process.Process/Start", {"process": {"cmd": 7}}, "invalid_argument"),
+        ("/process.Process/Start", {"process": {"cmd": "/bin/true", "args": "x"}}, "invalid_argument"),
+        ("/process.Process/Start", {"process": {"cmd": "/bin/true", "envs": {"A=": "x"}}}, "invalid_argument"),
         ("/process.Process/Connect", {"process": {"pid": 999999}}, "not_found"),
         ("/process.Process/Connect", {"process": {"tag": "none"}}, "not_found"),
         ("/filesystem.Filesystem/WatchDir", {"path": "/no/such"}, "not_found"),
@@ -246,6 +261,10 @@ def test_nonsense_is_refused(client: Client, made: dict[str, Any]) -> None:
         ("/process.Process/SendSignal", {"process": {"pid": 1}, "signal": "NO"}, 400),
         ("/process.Process/SendInput", {"process": {"pid": 999999}, "input": {"stdin": "QQ=="}}, 404),
         ("/process.Process/SendInput", {"process": {"pid": 999999}, "input": {"stdin": "???"}}, 400),
+        ("/process.Process/SendInput", {"process": 3}, 400),
+        ("/process.Process/SendInput", {"process": {"pid": "x"}, "input": {"stdin": "QQ=="}}, 400),
+        ("/process.Process/SendSignal", {"process": {"pid": 1}, "signal": []}, 400),
+        ("/process.Process/Update", {"process": {"pid": 1}, "pty": {"size": 4}}, 400),
         ("/process.Process/Nothing", {}, 501),
         ("/filesystem.Filesystem/Stat", {"path": "/no/such"}, 404),
         ("/filesystem.Filesystem/Stat", {"path": 5}, 400),
@@ -338,14 +357,12 @@ def test_its_time_over_it_is_killed(client: Client) -> None:
 
 
 def test_policy_is_kept_whoever_pauses_and_wakes(client: Client) -> None:
-    made = client.create(timeout=3, autoPause=True)
+    made = client.create(timeout=600, autoPause=True)
     id = made["sandboxID"]
-    client.control.post(f"/sandboxes/{id}/timeout", json={"timeout": 600})
     assert client.rest.post(f"/sandboxes/{id}/pause").status_code == 200
     assert client.control.post(f"/sandboxes/{id}/pause").status_code == 409
     assert client.control.post(f"/sandboxes/{id}/timeout", json={"timeout": 5}).status_code == 404
     assert client.rest.post(f"/sandboxes/{id}/resume").status_code == 200
-    time.sleep(0.2)
     shown = client.info(made)
     assert (shown["state"], shown["lifecycle"]) == ("running", {"autoResume": False, "onTimeout": "pause"})
     assert client.control.post(f"/sandboxes/{id}/connect", json={"timeout": 1}).status_code == 200

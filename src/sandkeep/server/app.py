@@ -68,6 +68,8 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(Sized, max_body=settings.max_body, max_upload=settings.max_upload)
     app.add_middleware(Measured, figures=figures)
     app.add_middleware(ByHostName)
+    if settings.e2b:
+        e2b.install(app, settings)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -76,6 +78,4 @@ def create_app(settings: Settings) -> FastAPI:
             allow_headers=["*"],
             max_age=600,
         )
-    if settings.e2b:
-        e2b.install(app, settings)
     return app

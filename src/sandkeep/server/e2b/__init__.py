@@ -25,7 +25,7 @@ __all__ = ["install"]
 
 
 def install(app: FastAPI, settings: Settings) -> None:
-    """Call it last: its middleware must be the outermost. E2B's routes share the application's state and middleware."""
+    """Call it after all other middleware but CORS. E2B's routes share the application's state."""
     e2b = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     e2b.state = app.state
     for router in (sandbox_plane.router, traffic.router, control.router):

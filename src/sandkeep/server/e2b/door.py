@@ -30,7 +30,7 @@ Hook = Callable[[Scope], Awaitable[None]]
 
 
 class Door:
-    """The outermost middleware: E2B's requests go to `e2b`, with large bodies to `large`, all others to the application.
+    """The outermost middleware but CORS: E2B's requests go to `e2b`, with large bodies to `large`, all others to the application.
 
     `begin` runs when the server has started, `end` before it stops.
     """

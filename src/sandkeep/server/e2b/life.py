@@ -52,7 +52,7 @@ class Life:
 
     async def start(self) -> None:
         await self.call(self.rows.open)
-        await self.call(self.rows.begin, self.services.keeper.host)
+        await self.call(self.rows.begin, self.services.keeper.host, self.services.settings.auto_pause)
         self._loop = asyncio.create_task(self._tend(), name="e2b deadlines")
 
     async def stop(self) -> None:

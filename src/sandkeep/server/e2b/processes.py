@@ -18,7 +18,7 @@ from typing import Any
 from sandkeep.errors import FileError, FileMissing, ProcessNotFound, SandboxDead
 from sandkeep.server.e2b.box import Box
 from sandkeep.server.e2b.errors import RpcError
-from sandkeep.server.e2b.rpc import Message
+from sandkeep.server.e2b.rpc import Message, part
 
 _CHUNK = {"stdout": 32 << 10, "stderr": 32 << 10, "pty": 16 << 10}
 _SIGNALS = {"SIGNAL_SIGKILL": 9, "SIGNAL_SIGTERM": 15, 9: 9, 15: 15}
@@ -30,24 +30,23 @@ KEEP_ALIVE: Message = {"event": {"keepalive": {}}}
 
 
 async def start(box: Box, asked: Message, timeout: float | None) -> AsyncGenerator[Message, None]:
-    config = asked.get("process") or {}
-    if not isinstance(config, dict) or not config.get("cmd"):
-        raise RpcError("invalid_argument", "no command was given")
-    cwd = box.path(config["cwd"]) if config.get("cwd") else box.home
-    argv = [config["cmd"], *(config.get("args") or [])]
+    config = part(asked, "process")
+    args, cwd = config.get("args") or [], config.get("cwd") or ""
+    if not config.get("cmd") or not isinstance(args, list) or not isinstance(cwd, str):
+        raise RpcError("invalid_argument", "a process has a cmd, a list of args and a text for its cwd")
+    cwd, argv = box.path(cwd), [config["cmd"], *args]
     fields: dict[str, Any] = {"argv": argv, "cwd": cwd, "user": box.user}
     for name, value in (("env", config.get("envs")), ("tag", asked.get("tag")), ("timeout", timeout)):
         if value:
             fields[name] = value
-    pty = asked.get("pty")
-    if pty is not None:
-        size = pty.get("size") or {}
-        fields |= {"pty": True, "cols": size.get("cols") or 80, "rows": size.get("rows") or 24}
+    pty = asked.get("pty") is not None
+    if pty:
+        fields |= {"pty": True, **_size(asked)}
     else:
         fields["argv"] = [*_GATE, _EMPTY if asked.get("stdin") is False else _OPEN, f"{_NAME}{int(time.time())}", *argv]
     pid = await _launch(box, fields)
     yield {"event": {"start": {"pid": pid}}}
-    async with contextlib.aclosing(_follow(box, pid, {}, pty=pty is not None, gated=pty is None)) as followed:
+    async with contextlib.aclosing(_follow(box, pid, {}, pty=pty, gated=not pty)) as followed:
         async for message in followed:
             yield message
 
@@ -116,9 +115,9 @@ _SAID = {"SIGKILL": "killed", "SIGTERM": "terminated", "SIGINT": "interrupt", "S
 
 
 async def _find(box: Box, asked: Message) -> dict[str, Any]:
-    chosen = asked.get("process") or {}
+    chosen = part(asked, "process")
     if chosen.get("pid"):
-        return await box.link.call("process", pid=int(chosen["pid"]))
+        return await box.link.call("process", pid=chosen["pid"])
     for one in (await box.link.call("list"))["processes"]:
         if chosen.get("tag") and one["tag"] == chosen["tag"] and one["running"]:
             return dict(one)
@@ -126,8 +125,9 @@ async def _find(box: Box, asked: Message) -> dict[str, Any]:
 
 
 async def _pid(box: Box, asked: Message) -> int:
-    chosen = asked.get("process") or {}
-    return int(chosen["pid"]) if chosen.get("pid") else int((await _find(box, asked))["pid"])
+    """Whom a request means; a number is checked by the guest."""
+    found: int = part(asked, "process").get("pid") or (await _find(box, asked))["pid"]
+    return found
 
 
 async def list_(box: Box, _: Message) -> Message:
@@ -144,7 +144,7 @@ def _shown(one: dict[str, Any]) -> Message:
 
 
 async def send_input(box: Box, asked: Message) -> Message:
-    await _send(box, await _pid(box, asked), asked.get("input") or {})
+    await _send(box, await _pid(box, asked), part(asked, "input"))
     return {}
 
 
@@ -167,16 +167,17 @@ async def stream_input(box: Box, messages: AsyncIterator[Message]) -> Message:
     pid: int | None = None
     async for message in messages:
         if "start" in message:
-            pid = await _pid(box, message["start"])
+            pid = await _pid(box, part(message, "start"))
         elif "data" in message:
             if pid is None:
                 raise RpcError("invalid_argument", "input came before the process was named")
-            await _send(box, pid, message["data"].get("input") or {})
+            await _send(box, pid, part(part(message, "data"), "input"))
     return {}
 
 
 async def send_signal(box: Box, asked: Message) -> Message:
-    number = _SIGNALS.get(asked.get("signal", ""))
+    asked_for = asked.get("signal")
+    number = _SIGNALS.get(asked_for) if isinstance(asked_for, (str, int)) else None
     if number is None:
         raise RpcError("invalid_argument", f"there is no signal {asked.get('signal')!r}")
     await box.link.call("signal", pid=await _pid(box, asked), signal=number, tree=True)
@@ -189,12 +190,14 @@ async def close_stdin(box: Box, asked: Message) -> Message:
 
 
 async def update(box: Box, asked: Message) -> Message:
-    size = (asked.get("pty") or {}).get("size")
-    if size:
-        await box.link.call(
-            "resize", pid=await _pid(box, asked), cols=size.get("cols") or 80, rows=size.get("rows") or 24
-        )
+    if part(asked, "pty"):
+        await box.link.call("resize", pid=await _pid(box, asked), **_size(asked))
     return {}
+
+
+def _size(asked: Message) -> dict[str, Any]:
+    size = part(part(asked, "pty"), "size")
+    return {"cols": size.get("cols") or 80, "rows": size.get("rows") or 24}
 
 
 Unary = Callable[[Box, Message], Awaitable[Message]]

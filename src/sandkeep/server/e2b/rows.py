@@ -117,10 +117,17 @@ class Rows:
     def unclaim(self, sandbox: str, seconds: float) -> None:
         self._set(rows.c.sandbox == sandbox, rows.c.deadline.is_(None), deadline=now() + seconds)
 
-    def begin(self, host: str) -> None:
-        """At start-up: what a crash left claimed is due."""
+    def begin(self, host: str, idle: float) -> None:
+        """At start-up: what a crash left claimed is due; forks that it left without a row sleep when they are idle."""
         here = select(sessions.c.id).where(sessions.c.host == host)
         self._set(rows.c.sandbox.in_(here), rows.c.deadline.is_(None), deadline=now())
+        with self._db.write() as connection:
+            ours = set(connection.execute(select(rows.c.sandbox)).scalars())
+            endless = select(sessions.c.id, sessions.c.config).where(sessions.c.host == host)
+            endless = endless.where(sessions.c.auto_pause_timeout == 0, sessions.c.state != SessionState.KILLED)
+            for id, config in connection.execute(endless).all():
+                if id not in ours and config.get("forked_from") in ours:
+                    connection.execute(update(sessions).where(sessions.c.id == id).values(auto_pause_timeout=idle))
 
     def tend(self, host: str) -> tuple[list[Row], float | None, list[str]]:
         """What is due on this host, in how many seconds the next will be, and who is dead. What others woke gets a deadline."""

@@ -61,6 +61,16 @@ def parsed(body: bytes) -> Message:
     return found
 
 
+def part(message: Message, name: str) -> Message:
+    """A message inside a message; empty if it is not there."""
+    found = message.get(name)
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise RpcError("invalid_argument", f"{name} is not an object")
+    return found
+
+
 def failure(error: Exception) -> Response:
     """A unary call's error."""
     found = known(error)

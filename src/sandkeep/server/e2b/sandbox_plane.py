@@ -45,7 +45,8 @@ async def admit(request: Request, id: str, *, by_signature: bool = False) -> Non
     if by_signature and "signature" in request.query_params and signed_with(request, row.token):
         check_expiration(request)
         return
-    await life_of(request).running(id)
+    if not row.policy["auto_resume"]:
+        await life_of(request).running_now(id)
     raise RpcError("unauthenticated", "this sandbox wants its access token")
 
 
