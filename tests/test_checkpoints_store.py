@@ -390,6 +390,26 @@ def test_a_damaged_checkpoint_is_named_left_out_and_can_be_forgotten(root: Path,
         assert other.verify() == []
 
 
+@pytest.mark.parametrize("read_data", [True, False])
+def test_a_healthy_store_is_healthy_from_every_machine(root: Path, store: Store, read_data: bool) -> None:
+    with Store(root / "store", home=root / "stale") as stale:
+        first = put(root, store, {"d/a": os.urandom(200_000)}, session={"cwd": "/x"})
+        assert stale.verify(read_data) == []
+        put(root, store, {"d/b": os.urandom(200_000), "e/c": b"c" * 5000}, parent=first)
+        with Store(root / "store", home=root / "fresh") as fresh:
+            assert [stale.verify(read_data), fresh.verify(read_data)] == [[], []]
+
+
+def test_a_lost_index_is_missed_by_those_whose_cache_still_has_it(root: Path, store: Store) -> None:
+    lost = put(root, store, {"a": os.urandom(200_000)})
+    (index,) = (root / "store/index").iterdir()
+    assert store.verify() == []
+    index.unlink()
+    with Store(root / "store", home=root / "fresh") as fresh:
+        for one in (store, fresh):
+            assert {id for damage in one.verify() for id in damage.checkpoints} == {lost}
+
+
 # carrying
 
 

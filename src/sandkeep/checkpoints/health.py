@@ -29,7 +29,9 @@ def verify(
     for problem in repo.verify(read_data, progress):
         check.add(problem.object, problem.what, problem.blobs)
     seen = len(check.damages)
-    for checkpoint in repo.list_records(records.KIND, full=True):
+    checkpoints = list(repo.list_records(records.KIND, full=True))
+    repo.refresh()  # after the listing: what a listed checkpoint needs was in the store's index before it
+    for checkpoint in checkpoints:
         try:
             record = load_record(repo, checkpoint)
         except CheckpointNotFound:
