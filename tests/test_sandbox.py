@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,10 @@ from sandkeep.errors import (
     ProcessNotFound,
     SandboxDead,
     SandboxNotFound,
+    SandboxPaused,
     SandkeepError,
+    StoreDenied,
+    TimedOut,
 )
 from sandkeep.model import WORKSPACE
 
@@ -300,3 +304,89 @@ def test_ports_are_seen_and_reached(sb: Sandbox) -> None:
     wire.close()
     assert b"200 OK" in seen
     assert seen.endswith(b"page\n")
+
+
+def test_waiting_has_an_end_of_its_own(sb: Sandbox) -> None:
+    process = sb.commands.run("sleep 1000", background=True)
+    with pytest.raises(TimedOut):
+        process.wait(timeout=0.2)
+    assert sb.commands.run("echo well").stdout == "well\n"
+    assert repr(sb) == f"<Sandbox {sb.id}>"
+
+
+def test_what_is_set_while_a_command_runs_stays_set(sb: Sandbox) -> None:
+    runner = threading.Thread(target=lambda: sb.commands.run("export MADE=1; unset LANG; touch /tmp/runs; while [ ! -e /tmp/go ]; do sleep 0.05; done"))
+    runner.start()
+    deadline = time.monotonic() + 60
+    while not sb.files.exists("/tmp/runs") and time.monotonic() < deadline:
+        time.sleep(0.02)
+    sb.env["B"] = "2"
+    sb.files.write("/tmp/go", "")
+    runner.join(60)
+    assert (sb.env["B"], sb.env["MADE"]) == ("2", "1")
+    assert "LANG" not in sb.env
+    assert dict(sb.env)["B"] == "2"
+
+
+def test_a_watch_looks_from_the_start_and_hides_our_own_steps(sb: Sandbox) -> None:
+    with sb.files.watch("/tmp") as changes:
+        sb.files.write("/tmp/whole", "x")
+        event = next(changes)
+    assert (event.kind, event.path) == ("modified", "/tmp/whole")
+    with pytest.raises(FileMissing):
+        sb.files.watch("/nope")
+
+
+def test_it_says_whether_it_sleeps_or_is_gone(make: Make, home: Path) -> None:
+    sb = make(secrets={"TOKEN": "hush-hush"})
+    sb.pause()
+    with pytest.raises(SandboxPaused):
+        sb.commands.run("true")
+    sb.resume()
+    assert sb.commands.run("echo $TOKEN").stdout == "hush-hush\n"
+    sb.pause()
+    other = Sandbox.connect(sb.id, home=home)
+    assert other.restore_report is not None
+    assert other.restore_report.lost == ["secret TOKEN"]
+    other.commands.run("exec sleep 1000", background=True)
+    fork = other.fork()
+    assert fork.restore_report is not None
+    assert fork.restore_report.lost == ["exec sleep 1000"]
+    other.kill()
+    with pytest.raises(SandboxNotFound):
+        other.commands.run("true")
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda make, sb: make(limits={"memory": "1g"}),
+        lambda make, sb: make(mounts=["/a:/b"]),
+        lambda make, sb: make(env="x"),
+        lambda make, sb: make(secrets="x"),
+        lambda make, sb: make(metadata=5),
+        lambda make, sb: make(persistence="forever"),
+        lambda make, sb: make(store=5),
+        lambda make, sb: Limits(memory="1m"),
+        lambda make, sb: sb.commands.run("ls", timeout="5"),
+        lambda make, sb: sb.commands.run("ls", timeout=0),
+        lambda make, sb: sb.commands.run("ls", env={"a": 1}),
+        lambda make, sb: sb.commands.run("a\0b"),
+        lambda make, sb: sb.files.write("/tmp/x", 5),
+        lambda make, sb: sb.files.read(""),
+        lambda make, sb: sb.snapshot(5),
+    ],
+)
+def test_wrong_types_are_told_plainly(make: Make, home: Path, sb: Sandbox, act: Callable[[Make, Sandbox], object]) -> None:
+    with pytest.raises(BadArgument):
+        act(make, sb)
+    assert [info.id for info in Sandbox.list(home=home)] == [sb.id]
+
+
+def test_a_store_that_can_not_be_had_leaves_no_sandbox(make: Make, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(home))
+    with pytest.raises(StoreDenied):
+        make(store="s3://nothing/x")
+    assert Sandbox.list(home=home) == []

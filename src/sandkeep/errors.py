@@ -34,6 +34,8 @@ SandkeepError
 ├── TooLarge               TOO_LARGE               more than the server takes
 ├── RateLimited            RATE_LIMITED            too many requests; details say how long to wait
 ├── ServerUnreachable      SERVER_UNREACHABLE      the Sandkeep server does not answer
+├── TimedOut               TIMED_OUT               what was waited for has not come; nothing was changed
+├── HostRefused            HOST_REFUSED            this machine's system said no: a path, a right, space
 └── Unsupported            UNSUPPORTED
 """
 
@@ -195,6 +197,14 @@ class RateLimited(SandkeepError):
 
 class ServerUnreachable(SandkeepError):
     code = "SERVER_UNREACHABLE"
+
+
+class TimedOut(SandkeepError):
+    code = "TIMED_OUT"
+
+
+class HostRefused(SandkeepError):
+    code = "HOST_REFUSED"
 
 
 class Unsupported(SandkeepError):

@@ -52,7 +52,12 @@ class Limits:
 
     def __post_init__(self) -> None:
         if self.memory is not None:
-            object.__setattr__(self, "memory", parse_size(self.memory, "limits.memory"))
+            memory = parse_size(self.memory, "limits.memory")
+            if memory < 32 << 20:
+                raise BadArgument(
+                    f"limits.memory must be at least 32m, not {self.memory!r}", "the guest and a shell need that"
+                )
+            object.__setattr__(self, "memory", memory)
         if self.disk is not None:
             object.__setattr__(self, "disk", parse_size(self.disk, "limits.disk"))
         if self.cpus is not None and not 0 < self.cpus <= 4096:

@@ -250,6 +250,7 @@ class Script:
         shell = guest.session.shell
         text = shell.script(guest.session.state, code, save)
         self._guest = guest
+        self._began = dict(guest.session.env)
         self._fd = os.memfd_create("shell")
         self._length = len(text)
         os.write(self._fd, text)
@@ -264,7 +265,7 @@ class Script:
         """Into the session, unless the call was killed."""
         size = os.fstat(self._fd).st_size - self._length
         whole = process.status is not None and not process.timed_out and process.signal is None and size <= _MAX_DUMP
-        process.saved = whole and self._guest.session.absorb(os.pread(self._fd, size, self._length), fixed, keep_cwd)
+        process.saved = whole and self._guest.session.absorb(os.pread(self._fd, size, self._length), fixed, keep_cwd, self._began)
         self.close()
 
 

@@ -97,15 +97,20 @@ class Session:
     def record(self, command: str) -> None:
         self.history.add(self.masked(command))
 
-    def absorb(self, dump: bytes, fixed: Set[str], keep_cwd: bool) -> bool:
-        """Become what a call's shell was at its end. Fixed names were given for that call alone."""
+    def absorb(self, dump: bytes, fixed: Set[str], keep_cwd: bool, began: Dict[str, str]) -> bool:
+        """Take over what a call changed. Fixed names were given for that call alone; `began` is the environment it began with."""
         read = self.shell.read(dump)
         if read is None:
             return False
         env, state, folder = read
         fixed = fixed | set(self.secrets)
-        kept = {name: value for name, value in self.env.items() if name in fixed or not name.isidentifier()}
-        self.env = {**{name: value for name, value in env.items() if name not in fixed}, **kept}
+        for name in set(began) | set(env):
+            if name in fixed or not name.isidentifier() or began.get(name) == env.get(name):
+                continue
+            if name in env:
+                self.env[name] = env[name]
+            else:
+                self.env.pop(name, None)
         state.variables = {name: value for name, value in state.variables.items() if name not in fixed}
         self.state = state
         if not keep_cwd and folder.startswith("/"):

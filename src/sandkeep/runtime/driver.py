@@ -176,7 +176,7 @@ class Driver:
 
     def _needs_memory(self) -> None:
         if not self.memory:
-            raise Unsupported(f"{self.name} can't save memory", "create the sandbox with runtime='runsc'")
+            raise Unsupported(f"{self.name} can't save memory", "create the sandbox with runtime runsc")
 
     def usage(self, id: str, dir: Path) -> dict[str, float]:
         """cpu_seconds, memory_bytes, processes and pss_bytes: from control groups, or summed over the processes."""

@@ -58,7 +58,10 @@ class Home:
         return folder
 
     def ids(self) -> list[str]:
-        return sorted(entry.name for entry in self.sandboxes.iterdir()) if self.sandboxes.is_dir() else []
+        try:
+            return sorted(entry.name for entry in self.sandboxes.iterdir())
+        except FileNotFoundError:
+            return []
 
     @contextlib.contextmanager
     def layers_lock(self) -> Iterator[None]:

@@ -36,7 +36,11 @@ IN_HASH = ("env", "cwd", "shell", "user", "workflow")
 
 
 def as_store(home: Home, store: StoreLike) -> Store:
-    return store if isinstance(store, Store) else Store(store, home=home.path)
+    if isinstance(store, Store):
+        return store
+    if store is not None and not isinstance(store, (str, Path)):
+        raise BadArgument(f"{store!r} is not a store", "give a Store, a folder, or s3://bucket/prefix")
+    return Store(store, home=home.path)
 
 
 def choose_store(machine: Machine, store: StoreLike) -> None:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 from sandkeep.errors import BadArgument, LimitUnsupported, NotFound, SandkeepError
-from sandkeep.model import Limits, Mount, SandboxInfo, State
+from sandkeep.model import Limits, Mount, RestoreReport, SandboxInfo, State
 from sandkeep.runtime.driver import Driver
 from sandkeep.runtime.pick import pick
 from sandkeep.sandbox import journal
@@ -27,6 +27,8 @@ AT_ONCE = 4
 
 
 def check_variables(what: str, variables: dict[str, str] | None) -> dict[str, str]:
+    if variables is not None and not isinstance(variables, dict):
+        raise BadArgument(f"{what} must be a dict of texts, not {variables!r}")
     for name, value in (variables or {}).items():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise BadArgument(
@@ -38,6 +40,8 @@ def check_variables(what: str, variables: dict[str, str] | None) -> dict[str, st
 
 
 def check_metadata(metadata: dict[str, Any] | None) -> dict[str, Any]:
+    if metadata is not None and not isinstance(metadata, dict):
+        raise BadArgument(f"metadata must be a dict, not {metadata!r}")
     try:
         return dict(json.loads(json.dumps(metadata or {}, allow_nan=False)))
     except (TypeError, ValueError) as error:
@@ -59,6 +63,10 @@ def create(
 ) -> Machine:
     if network not in ("none", "host"):
         raise BadArgument(f"network must be 'none' or 'host', not {network!r}")
+    if limits is not None and not isinstance(limits, Limits):
+        raise BadArgument(f"limits must be Limits(…), not {limits!r}", "write limits=Limits(memory='1g')")
+    if not all(isinstance(mount, Mount) for mount in mounts or []):
+        raise BadArgument(f"mounts must be a list of Mount(host, guest), not {mounts!r}")
     if cwd is not None and not cwd.startswith("/"):
         raise BadArgument(f"cwd must be an absolute path inside the sandbox, not {cwd!r}")
     env, secrets = check_variables("env", env), check_variables("secrets", secrets)
@@ -105,6 +113,7 @@ def begin(
     home.ensure()
     record.hostname = fresh_hostname(record.id)
     machine = Machine(home, record.id)
+    machine.given = secrets
     machine.folder.mkdir(mode=0o700)
     with lock(machine.folder / "lock"):
         if record.stack:
@@ -147,14 +156,23 @@ def fork(machine: Machine, count: int, secrets: dict[str, str] | None = None) ->
 
         def one(child: Record) -> Machine | SandkeepError:
             try:
-                return begin(machine.home, child, dict(taken.session), held)
+                made = begin(machine.home, child, dict(taken.session), held)
             except SandkeepError as error:
                 return error
+            made.report = without_processes(taken.processes)
+            return made
 
         if count == 1:
             return [one(records[0])]
         with ThreadPoolExecutor(AT_ONCE) as pool:
             return list(pool.map(one, records))
+
+
+def without_processes(processes: list[dict[str, Any]]) -> RestoreReport:
+    lost = [process["code"] for process in processes if process["exit_code"] is None]
+    return RestoreReport(
+        "files", lost=lost, why="a fork without memory=True has files and session, no processes" if lost else ""
+    )
 
 
 def check_count(count: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from sandkeep.checkpoints import Store
 from sandkeep.errors import SandboxDead, SandboxPaused, SandkeepError
 from sandkeep.layers.pool import throw_away
-from sandkeep.model import State
+from sandkeep.model import RestoreReport, State
 from sandkeep.runtime.base import Base, resolve
 from sandkeep.runtime.driver import DRIVERS, Driver
 from sandkeep.runtime.link import Link, guest_argv, guest_code
@@ -33,6 +33,8 @@ class Machine:
         self.folder = home.sandbox(id)
         self.link = Link(self.folder / "run")
         self.store: Store | None = None
+        self.given: dict[str, str] = {}  # secrets that this process gave; nowhere but in its memory
+        self.report: RestoreReport | None = None  # of a fork: what did not come along
 
     @contextlib.contextmanager
     def held(self, *, wait: bool = True) -> Iterator[Record]:
@@ -134,6 +136,14 @@ class Machine:
                 "restore a snapshot, or kill it",
                 id=self.id,
             )
+
+    def absent(self) -> SandkeepError:
+        """Why the guest does not answer."""
+        try:
+            self.require_running(self.record())
+        except SandkeepError as error:
+            return error
+        return SandboxDead(f"sandbox {self.id} does not answer: it is being changed or starts", "try again")
 
     def secrets(self) -> dict[str, str]:
         """What the guest holds, for a start over. A guest that does not answer has none to give."""

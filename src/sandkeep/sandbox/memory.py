@@ -42,7 +42,7 @@ def possible(record: Record, engine: Driver) -> str:
 def needed(record: Record, engine: Driver) -> None:
     why = possible(record, engine)
     if why:
-        raise BadArgument(why, "create the sandbox with runtime='runsc' and network='none'")
+        raise BadArgument(why, "create the sandbox with runtime runsc and network none")
 
 
 def folder(machine: Machine) -> Path:

@@ -7,6 +7,7 @@ runc and crun the processes are recorded and ended; resuming starts the backgrou
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from sandkeep.checkpoints.records import check_words
@@ -32,27 +33,28 @@ def pause(
         check_words(tag, comment, None, {"name": "", "fingerprint": ""})
         if with_memory:
             memory.needed(record, engine)
+        names = sorted(machine.secrets())
         if with_memory is False or memory.possible(record, engine):
-            taken = saving.take(machine, record)
-            info = keeping.keep(machine, record, taken, store, comment=comment, tag=tag)
-            journal.begin(machine.folder, "pause")
+            journal.begin(machine.folder, "nap", layer=(layer := machine.home.layers.new_id()))
             step("pause: journalled")
-            fall_asleep(machine, record, info, taken)
+            with saving.standing(machine, record, engine, layer) as taken:
+                info = keeping.keep(machine, record, taken, store, comment=comment, tag=tag)
+                fall_asleep(machine, record, info, taken, names)
         else:
             journal.begin(machine.folder, "pause", layer=(layer := machine.home.layers.new_id()))
             step("pause: journalled")
             with memory.asleep(machine, record, engine) as facts:
                 taken, more = memory.take(machine, record, facts, layer)
                 info = keeping.keep(machine, record, taken, store, comment=comment, tag=tag, **more)
-                fall_asleep(machine, record, info, taken)
+                fall_asleep(machine, record, info, taken, names)
         journal.done(machine.folder)
         return info
 
 
-def fall_asleep(machine: Machine, record: Record, info: CheckpointInfo, taken: Taken) -> None:
+def fall_asleep(machine: Machine, record: Record, info: CheckpointInfo, taken: Taken, secrets: list[str]) -> None:
     """From here on it is paused; then what it used is freed."""
     record.state = State.PAUSED
-    record.paused = {"checkpoint": info.id, "boot": boot()}
+    record.paused = {"checkpoint": info.id, "boot": boot(), "secrets": secrets}
     record.stack, record.copied = list(taken.stack), []
     record.save(machine.folder)
     step("pause: recorded")
@@ -86,7 +88,7 @@ def checkpoint(machine: Machine, **words: Any) -> CheckpointInfo:
 def connect(home: Home, id: str, secrets: dict[str, str] | None) -> tuple[Machine, RestoreReport | None]:
     """A living sandbox; a paused one is resumed, what a crash left is finished first."""
     machine = Machine(home, id)
-    given = lifecycle.check_variables("secrets", secrets)
+    machine.given = given = lifecycle.check_variables("secrets", secrets)
     with machine.held() as record:
         report = _resume(machine, record, given, "files") if record.state is State.PAUSED else None
         if report is None:
@@ -97,12 +99,13 @@ def connect(home: Home, id: str, secrets: dict[str, str] | None) -> tuple[Machin
 
 
 def resume(machine: Machine, secrets: dict[str, str] | None, require: str) -> RestoreReport:
-    given = lifecycle.check_variables("secrets", secrets)
+    given = machine.given if secrets is None else lifecycle.check_variables("secrets", secrets)
     ladder.check_level(require)
     with machine.held() as record:
         if record.state is not State.PAUSED:
             machine.require_running(record)
             return RestoreReport("memory", why="it was not paused")
+        machine.given = given
         return _resume(machine, record, given, require)
 
 
@@ -124,6 +127,7 @@ def _resume(machine: Machine, record: Record, secrets: dict[str, str], require: 
             why = memory.try_start(machine, record, saved.image or {}, secrets, require)
         if why:
             report = _from_files(machine, record, saved, secrets, why, require)
+        report = without_secrets(report, record.paused.get("secrets", []), secrets)
         step("resume: started")
     except SandkeepError:
         machine.stop(record)
@@ -135,6 +139,15 @@ def _resume(machine: Machine, record: Record, secrets: dict[str, str], require: 
     memory.drop(machine)
     machine.drop_tops(but=record.top)
     return report
+
+
+def without_secrets(report: RestoreReport, had: list[str], given: dict[str, str]) -> RestoreReport:
+    """Secrets are never saved: those that nobody gave again are lost, and said to be."""
+    lost = [f"secret {name}" for name in had if name not in given]
+    if not lost:
+        return report
+    why = "; ".join(filter(None, [report.why, "secrets are never saved: give them to resume(secrets=…) or connect"]))
+    return replace(report, lost=[*report.lost, *lost], why=why)
 
 
 def _from_files(

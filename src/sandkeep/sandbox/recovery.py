@@ -91,6 +91,15 @@ def _pause(machine: Machine, record: Record, entry: dict[str, Any]) -> None:
         machine.home.layers.discard(entry["layer"])
 
 
+def _nap(machine: Machine, record: Record, entry: dict[str, Any]) -> None:
+    from sandkeep.sandbox.pausing import finish_pause
+
+    if record.state is State.PAUSED:
+        finish_pause(machine, record)
+    else:
+        _copy(machine, record, entry)
+
+
 def _resume(machine: Machine, record: Record, entry: dict[str, Any]) -> None:
     if record.state is State.PAUSED:
         machine.stop(record)
@@ -131,4 +140,12 @@ def _thaw(machine: Machine, record: Record, alive: bool) -> None:
             machine.link.call("cont_all")
 
 
-_FINISH = {"rotate": _rotate, "copy": _copy, "fetch": _fetch, "pause": _pause, "resume": _resume, "restore": _restore}
+_FINISH = {
+    "rotate": _rotate,
+    "copy": _copy,
+    "fetch": _fetch,
+    "nap": _nap,
+    "pause": _pause,
+    "resume": _resume,
+    "restore": _restore,
+}

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sandkeep.errors import SnapshotNotFound, Unsupported
+from sandkeep.errors import BadArgument, SnapshotNotFound, Unsupported
 from sandkeep.layers import copying
 from sandkeep.model import SnapshotInfo
 from sandkeep.runtime.driver import Driver
@@ -89,6 +89,17 @@ def copy(machine: Machine, record: Record, engine: Driver, *, sync: bool) -> tup
     return found
 
 
+@contextlib.contextmanager
+def standing(machine: Machine, record: Record, engine: Driver, layer: str) -> Iterator[Taken]:
+    """The state now, and nothing moves until the end of the block: what happens after the instant can't be lost."""
+    with machine.link.stream("hold") as hold:
+        facts = hold.first_json()
+        session = {**facts["session"], "workflow": BoundState(machine.folder / "workflow.json").export()}
+        with frozen(machine, engine):
+            changed, left_out = copy_frozen(machine, record, sync=facts["shared_maps"], layer=layer)
+            yield Taken(record.shown(), session, facts["processes"], "copied" if changed else "unchanged", left_out)
+
+
 def copy_frozen(machine: Machine, record: Record, *, sync: bool, layer: str) -> tuple[int, list[str]]:
     """Copy what changed in a top that stands still. `layer` is in the journal already.
 
@@ -128,9 +139,9 @@ def frozen(machine: Machine, engine: Driver) -> Iterator[None]:
     try:
         yield
     finally:
-        if by_guest:
+        if by_guest and engine.alive(machine.id, machine.folder):
             machine.link.call("cont_all")
-        else:
+        elif engine.alive(machine.id, machine.folder):
             engine.thaw(machine.id, machine.folder)
 
 
@@ -144,6 +155,8 @@ def _entries(machine: Machine, record: Record) -> Iterator[str]:
 
 
 def snapshot(machine: Machine, comment: str = "") -> SnapshotInfo:
+    if not isinstance(comment, str):
+        raise BadArgument(f"a comment is a text, not {comment!r}")
     with machine.held() as record:
         machine.require_running(record)
         taken = take(machine, record)
@@ -159,7 +172,7 @@ def load_snapshot(machine: Machine, id: str) -> dict[str, Any]:
         found: dict[str, Any] = read_json(machine.folder / "snapshots" / f"{_plain(id)}.json")
     except FileNotFoundError:
         raise SnapshotNotFound(
-            f"sandbox {machine.id} has no snapshot {id}", "snapshots() lists what there is", id=id
+            f"sandbox {machine.id} has no snapshot {id}", "list the sandbox's snapshots to see what there is", id=id
         ) from None
     return found
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 from sandkeep.errors import BadArgument, FileMissing
 from sandkeep.model import FileEvent, FileInfo
 from sandkeep.runtime.link import AsyncLink
+from sandkeep.sandbox._async.bridge import begin_now
 
 PIECE = 512 << 10
 
@@ -74,14 +75,56 @@ class AsyncFiles:
     async def remove(self, path: str, *, recursive: bool = True) -> None:
         await self._link.call("file_remove", path=checked(path), recursive=recursive)
 
-    async def watch(self, path: str, *, recursive: bool = True) -> AsyncIterator[FileEvent]:
-        """Changes below `path` as they happen, until the caller stops asking."""
-        async with self._link.stream(
-            "file_watch", {"path": checked(path), "recursive": recursive}, timeout=None
-        ) as events:
-            async for kind, data in events:
-                if kind == "json" and "event" in data:
-                    yield FileEvent(data["event"], data["path"])
+    def watch(self, path: str, *, recursive: bool = True) -> AsyncWatch:
+        """Changes below `path` as they happen, until it is closed."""
+        return AsyncWatch(self._link, {"path": checked(path), "recursive": recursive})
+
+
+class AsyncWatch:
+    """Iterate it for the changes. A sync one looks from the start; an async one from entering it, or its first event."""
+
+    def __init__(self, link: AsyncLink, fields: dict[str, Any]) -> None:
+        self._events = link.stream("file_watch", fields, timeout=None)
+        self._begun = False
+        begin_now(self)
+
+    async def _begin(self) -> None:
+        self._begun = True
+        await self._events.__aenter__()
+        await self._events.first_json()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> FileEvent:
+        if not self._begun:
+            await self._begin()
+        async for kind, data in self._events:
+            if kind == "json" and "event" in data and (event := told(data)) is not None:
+                return event
+        raise StopAsyncIteration
+
+    async def __aenter__(self) -> Self:
+        if not self._begun:
+            await self._begin()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        await self._events.__aexit__()
+
+
+def told(data: dict[str, Any]) -> FileEvent | None:
+    """An event without the steps of our own whole-file writes, which end as one change of the file."""
+    if "path" not in data or ours(data["path"]):
+        return None
+    return FileEvent("modified" if ours(data.get("from", "")) else data["event"], data["path"])
+
+
+def ours(path: str) -> bool:
+    return path.rpartition("/")[2].startswith(".sandkeep-")
 
 
 def checked(path: str) -> str:
@@ -93,6 +136,10 @@ def checked(path: str) -> str:
 def pieces_of(data: bytes | str | Iterable[bytes] | BinaryIO) -> Iterable[bytes]:
     if isinstance(data, str):
         data = data.encode()
+    if not hasattr(data, "read") and not hasattr(data, "__iter__"):
+        raise BadArgument(
+            f"{data!r} can't be written to a file", "give bytes, a text, an iterable of bytes, or an open file"
+        )
     if isinstance(data, (bytes, bytearray, memoryview)):
         view = memoryview(data)
         return (bytes(view[at : at + PIECE]) for at in range(0, len(view), PIECE))

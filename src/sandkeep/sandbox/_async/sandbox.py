@@ -66,7 +66,7 @@ class AsyncSandbox:
         self._require = require
         self._from = from_checkpoint
         self._store = store
-        self._persistence = persistence or Persistence()
+        self._persistence = checked_persistence(persistence)
         self._keeper: Keeper | None = None
         self._options: dict[str, Any] = {
             "runtime": runtime, "env": env, "secrets": secrets, "limits": limits, "network": network,
@@ -86,6 +86,8 @@ class AsyncSandbox:
                 persisting.begin, self._home, self._store, self._persistence, {"base": self._base, **self._options}
             )
         elif self._from is None:
+            if self._store is not None:
+                self._store = await blocking(keeping.as_store, self._home, self._store)
             machine = await blocking(lifecycle.create, self._home, base=self._base, **self._options)
             await blocking(keeping.choose_store, machine, self._store)
         else:
@@ -98,7 +100,11 @@ class AsyncSandbox:
 
     def _hold(self, machine: Machine) -> None:
         run = machine.folder / "run"
-        link = AsyncLink(run) if self._keeper is None else AsyncWatchedLink(run, self._keeper.check)
+        link = (
+            AsyncLink(run, machine.absent)
+            if self._keeper is None
+            else AsyncWatchedLink(run, machine.absent, self._keeper.check)
+        )
         self._machine, self._link, self.id = machine, link, machine.id
         self.commands = AsyncCommands(link)
         self.files = AsyncFiles(link)
@@ -112,9 +118,12 @@ class AsyncSandbox:
         self = cls.__new__(cls)
         self._home = machine.home
         self._keeper = None
-        self.restore_report = None
+        self.restore_report = machine.report
         self._hold(machine)
         return self
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {getattr(self, 'id', 'not created')}>"
 
     @property
     def _held(self) -> Machine:
@@ -314,6 +323,14 @@ class AsyncSandbox:
 
     async def usage(self) -> dict[str, Any]:
         return await blocking(lifecycle.usage, self._held)
+
+
+def checked_persistence(given: Persistence | None) -> Persistence:
+    if given is not None and not isinstance(given, Persistence):
+        raise BadArgument(
+            f"{given!r} is not a Persistence", "write persistence=Persistence(mode='persistent', namespace='my-agent')"
+        )
+    return given or Persistence()
 
 
 def id_of(thing: SnapshotInfo | CheckpointInfo | str) -> str:

@@ -36,6 +36,12 @@ class EnvItems:
     def __contains__(self, name: object) -> bool:
         return name in self.all()  # type: ignore[attr-defined]
 
+    def keys(self) -> list[str]:
+        return list(self.all())  # type: ignore[attr-defined]
+
+    def items(self) -> list[tuple[str, str]]:
+        return list(self.all().items())  # type: ignore[attr-defined]
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.all())  # type: ignore[attr-defined]
 

@@ -7,9 +7,10 @@ import codecs
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from sandkeep.errors import BadArgument
+from sandkeep.errors import BadArgument, TimedOut
 from sandkeep.model import CommandResult, ProcessInfo
 from sandkeep.runtime.link import Link
+from sandkeep.sandbox.lifecycle import check_variables
 
 MAX_OUTPUT = 64 << 20
 Sink = Callable[[str], object]
@@ -24,11 +25,24 @@ class Process:
 
     def wait(self, timeout: float | None = None) -> CommandResult:
         """Its outcome with all of the output that is still kept."""
+        if timeout is not None:
+            self._settled(timeout)
         collected = Collector(None, None)
-        with self._link.stream("attach", {"pid": self.pid}, timeout=timeout) as events:
+        with self._link.stream("attach", {"pid": self.pid}, timeout=None) as events:
             for kind, data in events:
                 collected.take(kind, data)
             return collected.result(events.result)
+
+    def _settled(self, timeout: float) -> None:
+        seconds = checked_seconds(timeout)
+        with self._link.stream("wait", {"pid": self.pid, "timeout": seconds}, timeout=None) as events:
+            for _ in events:
+                pass
+        if events.result["running"]:
+            raise TimedOut(f"process {self.pid} still runs after {timeout:g} s", "wait longer, or kill it")
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.pid}>"
 
     def output(self) -> Iterator[tuple[str, bytes]]:
         """(stream, bytes) from the start of what is kept until the process ends."""
@@ -126,7 +140,7 @@ class Collector:
 def error_class(final: dict[str, Any]) -> str | None:
     if final.get("timed_out"):
         return "TIMEOUT"
-    if final.get("signal"):
+    if final.get("signal") or final["exit_code"] == 137:
         return "KILLED"
     return "NOT_FOUND" if final["exit_code"] == 127 else None
 
@@ -134,10 +148,19 @@ def error_class(final: dict[str, Any]) -> str | None:
 def run_fields(command: str, **options: Any) -> dict[str, Any]:
     if not isinstance(command, str) or "\0" in command:
         raise BadArgument("a command is a text without NUL")
-    timeout = options.get("timeout")
-    if timeout is not None and not timeout > 0:
-        raise BadArgument(f"timeout must be above zero, not {timeout!r}", "leave it out for no limit")
+    if options.get("timeout") is not None:
+        checked_seconds(options["timeout"])
+    if options.get("env") is not None:
+        check_variables("env", options["env"])
     return {"code": command, **{name: value for name, value in options.items() if value is not None}}
+
+
+def checked_seconds(timeout: float) -> float:
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
+        raise BadArgument(
+            f"timeout must be a number of seconds above zero, not {timeout!r}", "leave it out for no limit"
+        )
+    return timeout
 
 
 def process_info(one: dict[str, Any]) -> ProcessInfo:

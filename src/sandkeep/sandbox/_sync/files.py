@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 from sandkeep.errors import BadArgument, FileMissing
 from sandkeep.model import FileEvent, FileInfo
 from sandkeep.runtime.link import Link
+from sandkeep.sandbox._sync.bridge import begin_now
 
 PIECE = 512 << 10
 
@@ -75,12 +76,56 @@ class Files:
     def remove(self, path: str, *, recursive: bool = True) -> None:
         self._link.call("file_remove", path=checked(path), recursive=recursive)
 
-    def watch(self, path: str, *, recursive: bool = True) -> Iterator[FileEvent]:
-        """Changes below `path` as they happen, until the caller stops asking."""
-        with self._link.stream("file_watch", {"path": checked(path), "recursive": recursive}, timeout=None) as events:
-            for kind, data in events:
-                if kind == "json" and "event" in data:
-                    yield FileEvent(data["event"], data["path"])
+    def watch(self, path: str, *, recursive: bool = True) -> Watch:
+        """Changes below `path` as they happen, until it is closed."""
+        return Watch(self._link, {"path": checked(path), "recursive": recursive})
+
+
+class Watch:
+    """Iterate it for the changes. A sync one looks from the start; an async one from entering it, or its first event."""
+
+    def __init__(self, link: Link, fields: dict[str, Any]) -> None:
+        self._events = link.stream("file_watch", fields, timeout=None)
+        self._begun = False
+        begin_now(self)
+
+    def _begin(self) -> None:
+        self._begun = True
+        self._events.__enter__()
+        self._events.first_json()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> FileEvent:
+        if not self._begun:
+            self._begin()
+        for kind, data in self._events:
+            if kind == "json" and "event" in data and (event := told(data)) is not None:
+                return event
+        raise StopIteration
+
+    def __enter__(self) -> Self:
+        if not self._begun:
+            self._begin()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._events.__exit__()
+
+
+def told(data: dict[str, Any]) -> FileEvent | None:
+    """An event without the steps of our own whole-file writes, which end as one change of the file."""
+    if "path" not in data or ours(data["path"]):
+        return None
+    return FileEvent("modified" if ours(data.get("from", "")) else data["event"], data["path"])
+
+
+def ours(path: str) -> bool:
+    return path.rpartition("/")[2].startswith(".sandkeep-")
 
 
 def checked(path: str) -> str:
@@ -92,6 +137,10 @@ def checked(path: str) -> str:
 def pieces_of(data: bytes | str | Iterable[bytes] | BinaryIO) -> Iterable[bytes]:
     if isinstance(data, str):
         data = data.encode()
+    if not hasattr(data, "read") and not hasattr(data, "__iter__"):
+        raise BadArgument(
+            f"{data!r} can't be written to a file", "give bytes, a text, an iterable of bytes, or an open file"
+        )
     if isinstance(data, (bytes, bytearray, memoryview)):
         view = memoryview(data)
         return (bytes(view[at : at + PIECE]) for at in range(0, len(view), PIECE))

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sandkeep.errors import SandkeepError
 from sandkeep.runtime.link import Link
 
 
 class WatchedLink(Link):
-    def __init__(self, run: Path, check: Callable[[], None]) -> None:
-        super().__init__(run)
+    def __init__(self, run: Path, absent: Callable[[], SandkeepError], check: Callable[[], None]) -> None:
+        super().__init__(run, absent)
         self._check = check
 
     def stream(self, *what: Any, **how: Any) -> Any:

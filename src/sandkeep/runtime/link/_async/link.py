@@ -17,7 +17,9 @@ MOST_IDLE = 8
 
 
 class AsyncLink:
-    def __init__(self, run: Path) -> None:
+    def __init__(self, run: Path, absent: Callable[[], SandkeepError] | None = None) -> None:
+        """`absent` says why nobody answers, for those who know more than a socket tells."""
+        self._absent = absent
         self._run = run
         self._idle: list[AsyncWire] = []
 
@@ -88,9 +90,9 @@ class AsyncLink:
         try:
             return await AsyncWire.connect(self._run)
         except (FileNotFoundError, ConnectionRefusedError, ConnectionResetError, NotADirectoryError):
-            raise SandboxDead(
-                "the sandbox does not answer: it has ended, is paused, or is being changed", "look at its info()"
-            ) from None
+            if self._absent is not None:
+                raise self._absent() from None
+            raise SandboxDead("the sandbox does not answer: it has ended, is paused, or is being changed") from None
 
     def release(self, wire: AsyncWire) -> None:
         if len(self._idle) < MOST_IDLE:

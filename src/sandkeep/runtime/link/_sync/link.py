@@ -18,7 +18,9 @@ MOST_IDLE = 8
 
 
 class Link:
-    def __init__(self, run: Path) -> None:
+    def __init__(self, run: Path, absent: Callable[[], SandkeepError] | None = None) -> None:
+        """`absent` says why nobody answers, for those who know more than a socket tells."""
+        self._absent = absent
         self._run = run
         self._idle: list[Wire] = []
 
@@ -89,9 +91,9 @@ class Link:
         try:
             return Wire.connect(self._run)
         except (FileNotFoundError, ConnectionRefusedError, ConnectionResetError, NotADirectoryError):
-            raise SandboxDead(
-                "the sandbox does not answer: it has ended, is paused, or is being changed", "look at its info()"
-            ) from None
+            if self._absent is not None:
+                raise self._absent() from None
+            raise SandboxDead("the sandbox does not answer: it has ended, is paused, or is being changed") from None
 
     def release(self, wire: Wire) -> None:
         if len(self._idle) < MOST_IDLE:
