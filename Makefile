@@ -1,10 +1,11 @@
-.PHONY: help setup demo test test-agents lint bench clean
+.PHONY: help setup demo test test-agents test-e2b lint bench clean
 PY := .venv/bin/python
 
 help:
 	@echo "make demo   set up, then show a sandbox run, snapshot, rewind, fork, checkpoint and restore"
 	@echo "make test   set up, then lint and every test"
 	@echo "make test-agents  the six coding agents' own programs, offline"
+	@echo "make test-e2b  E2B's SDKs, all of the surface"
 	@echo "make lint   ruff, mypy --strict, import-linter, generated files"
 	@echo "make bench  the figures, each as a ratio to a peer in the same run"
 
@@ -28,6 +29,9 @@ test: lint
 test-agents: lint
 	@tools/agents.sh all
 	@SANDKEEP_TEST_AGENTS=all $(PY) -m pytest tests/test_agents_real.py -n 2
+
+test-e2b: lint
+	@$(PY) -m pytest tests/e2b_all.py -n 2
 
 bench: setup
 	@tools/setup.sh --bench

@@ -7,10 +7,10 @@ import sys
 import time
 from pathlib import Path
 
-from bench import agents, pausing, running, serving, storing
+from bench import agents, e2b, pausing, running, serving, storing
 from bench.measure import HEAD, Report
 
-SUITES = {"running": running.run, "storing": storing.run, "pausing": pausing.run, "serving": serving.run, "agents": agents.run}
+SUITES = {"running": running.run, "storing": storing.run, "pausing": pausing.run, "serving": serving.run, "agents": agents.run, "e2b": e2b.run}
 
 
 def main() -> None:

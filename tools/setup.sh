@@ -86,6 +86,9 @@ case $what in
     venv tests "[langgraph,server,client,dev]"
     need npm npm "costs: tests of agents and of the JavaScript client"
     tools/agents.sh
+    tools/e2b.sh
+    ldconfig -p | grep -q libnss3.so || packages "costs: tests in Chromium" libnss3
+    tools/js.sh install >.build/js.log 2>&1 || { cat .build/js.log >&2; exit 1; }
     tools/swift.sh install .build/swift >.build/swift.log 2>&1 || { cat .build/swift.log >&2; exit 1; } ;;
   --bench)
     for tool in restic:restic borg:borgbackup casync:casync zstd:zstd git:git; do need "${tool%%:*}" "${tool##*:}" "costs: a row of the table"; done

@@ -14,4 +14,5 @@ if [ "$code" = 1 ]; then
   code=$?
 fi
 [ "$code" = 0 ] || exit "$code"
+tools/js.sh || { echo "test: the JavaScript tests run again"; tools/js.sh; } || exit 1
 .venv/bin/python tools/leftovers.py --against "$before"
