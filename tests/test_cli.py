@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -12,6 +13,9 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+
+from sandkeep.cli import output
 
 
 def run(home: Path, *words: str, stdin: str | None = None, check: int | None = 0) -> subprocess.CompletedProcess[str]:
@@ -27,14 +31,18 @@ def run(home: Path, *words: str, stdin: str | None = None, check: int | None = 0
 def test_a_day_on_the_command_line(home: Path, tmp_path: Path) -> None:
     id = run(home, "sandbox", "create", "--runtime", "runc", "--env", "A=1", "--memory", "512m").stdout.strip()
     assert run(home, "sandbox", "exec", id, "echo $A; exit 4", check=4).stdout == "1\n"
+    assert run(home, "sandbox", "exec", id, "--", "printf", "%s|", "$A", "a  b", "it's").stdout == "$A|a  b|it's|"
     assert run(home, "sandbox", "exec", id, "cat > f", stdin="from stdin").returncode == 0
+    shown = run(home, "sandbox", "info", id).stdout
+    assert "memory 512.0 MiB" in shown
+    assert "A=1\n" in shown
     told = json.loads(run(home, "sandbox", "exec", "--json", id, "cat f").stdout)
     assert (told["stdout"], told["exit_code"]) == ("from stdin", 0)
-    snapshot = run(home, "sandbox", "snapshot", id, "--comment", "c").stdout.strip()
+    snapshot = run(home, "sandbox", "snapshot", id, "c").stdout.strip()
     run(home, "sandbox", "exec", id, "rm f")
     run(home, "sandbox", "restore", id, snapshot)
     assert json.loads(run(home, "sandbox", "snapshots", id, "--json").stdout)[0]["comment"] == "c"
-    fork = run(home, "sandbox", "fork", id).stdout.strip()
+    (fork,) = (one["id"] for one in json.loads(run(home, "sandbox", "fork", id, "--json").stdout))
     listed = json.loads(run(home, "sandbox", "list", "--json").stdout)
     assert {one["id"] for one in listed} == {id, fork}
     assert json.loads(run(home, "sandbox", "info", fork, "--json").stdout)["forked_from"] == id
@@ -45,28 +53,93 @@ def test_a_day_on_the_command_line(home: Path, tmp_path: Path) -> None:
     assert "first" in run(home, "checkpoint", "list", "--tag", "t").stdout
     assert one in run(home, "checkpoint", "tree").stdout
     assert json.loads(run(home, "checkpoint", "show", two, "--json").stdout)["lineage"] == [two, one]
-    assert "g" in run(home, "checkpoint", "diff", one, two, "--no-times").stdout
+    assert run(home, "checkpoint", "diff", one, two).stdout.splitlines() == [
+        "changed\t/home/user/workspace/f\tcontent time",
+        "added\t/home/user/workspace/g\t",
+    ]
+    assert "changed\t/home/user/workspace\t" in run(home, "checkpoint", "diff", one, two, "--all").stdout
     assert run(home, "checkpoint", "cat", one, "/home/user/workspace/f").stdout == "from stdin"
     assert "workspace/g" in run(home, "checkpoint", "find", two, "**/g").stdout
     assert "f" in run(home, "checkpoint", "ls", two, "/home/user/workspace").stdout
-    run(home, "checkpoint", "extract", two, str(tmp_path / "out"), "--glob", "**/g")
+    assert run(home, "checkpoint", "extract", two, str(tmp_path / "out"), "--glob", "**/g").stdout.startswith(
+        "wrote 4 entries (2 B)"
+    )
     assert [path.read_text() for path in (tmp_path / "out").rglob("g")] == ["g\n"]
     run(home, "checkpoint", "name", "stable", one)
     assert run(home, "checkpoint", "name", "stable").stdout.strip() == one
     again = json.loads(run(home, "checkpoint", "restore", "stable", "--runtime", "runc", "--json").stdout)
     assert run(home, "sandbox", "exec", again["id"], "cat f").stdout == "from stdin"
     run(home, "checkpoint", "export", two, str(tmp_path / "file"))
-    assert run(home, "checkpoint", "import", str(tmp_path / "file"), "--store", str(tmp_path / "other")).stdout.strip() == two
+    assert (
+        run(home, "checkpoint", "import", str(tmp_path / "file"), "--store", str(tmp_path / "other")).stdout.strip()
+        == two
+    )
     assert run(home, "checkpoint", "verify", "--store", str(tmp_path / "other")).stdout == "all is well\n"
-    assert two in run(home, "checkpoint", "forget", "--keep-last", "1", "--dry-run", "--json").stdout or True
-    run(home, "checkpoint", "forget", "--keep-last", "1")
-    run(home, "store", "gc")
+    assert "checkpoint name NAME --remove" in run(home, "checkpoint", "forget", one, check=4).stderr
+    assert run(home, "checkpoint", "forget", "--keep-last", "1", "--dry-run").stdout.startswith(
+        "would forget 0 checkpoints, 2 kept"
+    )
+    told = run(home, "checkpoint", "forget", "--keep-last", "0", "--dry-run").stdout.splitlines()
+    assert [told[0].split("\t")[0], told[1].split(",")[0]] == [two, "would forget 1 checkpoint"]
+    assert run(home, "store", "gc").stdout == "nothing to do\n"
     assert json.loads(run(home, "store", "info", "--json").stdout)["checkpoints"] == 2
     run(home, "sandbox", "pause", fork)
     assert json.loads(run(home, "sandbox", "resume", fork, "--json").stdout)["level"] == "files"
     run(home, "sandbox", "kill", id, fork, again["id"])
     assert json.loads(run(home, "sandbox", "list", "--json").stdout) == []
-    run(home, "gc", "--cache")
+    assert run(home, "gc", "--cache").stdout.startswith("removed ")
+    assert run(home, "gc", "--cache").stdout == "nothing to do\n"
+
+
+def test_a_table_on_a_narrow_terminal_keeps_ids_and_times_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(output, "screen", Console(file=terminal, width=80, color_system=None))
+    id, time = "ck_" + "0" * 26, "2026-01-02 03:04:05Z"
+    comment = "[red]a comment that goes on for ever, with \x1b[2J in it"
+    columns = {
+        "id": lambda _: id,
+        "time": lambda _: time,
+        "size": lambda _: "1023.9 MiB",
+        "tag": lambda _: "",
+        "comment": str,
+    }
+    output.table([comment, "short"], columns, False)
+    heading, first, second = terminal.getvalue().splitlines()
+    assert heading.split() == ["id", "time", "size", "comment"]
+    assert first.startswith(f"{id}  {time}  1023.9 MiB  [red]a")
+    assert first.endswith("…")
+    assert second.split() == [id, *time.split(), "1023.9", "MiB", "short"]
+    assert output.printable("a\x1b[2J\n\udcff") == r"a\x1b[2J\n\udcff"
+
+
+def test_a_comment_or_a_place_is_given_once(home: Path, tmp_path: Path) -> None:
+    run(home, "sandbox", "snapshot", "sb-000000000000", "a", "--comment", "b", check=2)
+    run(home, "store", "init", str(tmp_path / "a"), "--store", str(tmp_path / "b"), check=2)
+    assert list(tmp_path.iterdir()) == []
+    assert json.loads(run(home, "store", "init", str(tmp_path / "a"), "--json").stdout)["url"] == str(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    "words", [("sandbox", "create"), ("sandbox", "list"), ("gc", "--json"), ("checkpoint", "list")]
+)
+def test_a_home_that_is_a_file_is_refused_in_words(tmp_path: Path, words: tuple[str, ...]) -> None:
+    wrong = tmp_path / "file"
+    wrong.write_text("mine")
+    done = run(wrong, *words, check=1)
+    assert "HOST_REFUSED" in done.stderr
+    assert str(wrong) in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (done.stdout, wrong.read_text()) == ("", "mine")
+
+
+def test_a_home_that_cannot_be_made_is_refused_in_words() -> None:
+    done = run(Path("/proc/none"), "sandbox", "create", check=1)
+    assert done.stderr.startswith("error: No such file or directory: /proc/none [HOST_REFUSED]\n   try: ")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +171,11 @@ def test_the_interactive_shell(home: Path) -> None:
     id = run(home, "sandbox", "create", "--runtime", "runc").stdout.strip()
     child, terminal = pty.fork()
     if child == 0:
-        os.execve(sys.executable, [sys.executable, "-m", "sandkeep", "sandbox", "shell", id], {**os.environ, "SANDKEEP_HOME": str(home)})
+        os.execve(
+            sys.executable,
+            [sys.executable, "-m", "sandkeep", "sandbox", "shell", id],
+            {**os.environ, "SANDKEEP_HOME": str(home)},
+        )
     seen, sent, deadline = b"", False, time.monotonic() + 120
     while time.monotonic() < deadline:
         ready, _, _ = select.select([terminal], [], [], 1)

@@ -13,8 +13,22 @@ from rich.progress import Progress
 from rich.tree import Tree
 
 from sandkeep.checkpoints import Store
+from sandkeep.checkpoints.compare import Change
 from sandkeep.checkpoints.lineage import Branch
-from sandkeep.cli.output import guarded, json_option, plain, screen, show, size, table, when
+from sandkeep.checkpoints.retention import ForgetReport
+from sandkeep.cli.output import (
+    comment_option,
+    count,
+    guarded,
+    json_option,
+    plain,
+    printable,
+    screen,
+    show,
+    size,
+    table,
+    when,
+)
 from sandkeep.cli.sandbox import home_option
 from sandkeep.sandbox import Sandbox
 
@@ -41,7 +55,7 @@ def checkpoint() -> None:
 
 @checkpoint.command()
 @click.argument("sandbox")
-@click.option("--comment")
+@comment_option
 @click.option("--tag")
 @click.option("--scope", type=click.Choice(["all", "workspace"]), default="all", show_default=True)
 @click.option("--exclude", multiple=True, help="gitignore syntax.")
@@ -104,7 +118,7 @@ class Watch:
 def list_(limit: int, tag: str | None, as_json: bool, **where: Any) -> None:
     """The checkpoints of a store, newest first."""
     columns = {
-        "id": lambda c: c.id, "time": lambda c: c.timestamp, "size": lambda c: size(c.size_bytes), "new": lambda c: size(c.new_bytes),
+        "id": lambda c: c.id, "time": lambda c: when(c.timestamp), "size": lambda c: size(c.size_bytes),
         "tag": lambda c: c.tag or "", "comment": lambda c: c.comment or "",
     }  # fmt: skip
     with opened(**where) as store:
@@ -157,17 +171,23 @@ def show_(id: str, as_json: bool, **where: Any) -> None:
 @click.argument("a")
 @click.argument("b")
 @click.option("--times/--no-times", default=True, help="Count what only was touched.")
+@click.option("--all", "everything", is_flag=True, help="Also folders in which something changed, but not themselves.")
 @store_options
 @json_option
 @guarded
-def diff(a: str, b: str, times: bool, as_json: bool, **where: Any) -> None:
+def diff(a: str, b: str, times: bool, everything: bool, as_json: bool, **where: Any) -> None:
     """What changed from one checkpoint to another."""
     with opened(**where) as store:
-        table(
-            store.diff(a, b, times),
-            {"change": lambda c: c.change, "path": lambda c: c.path, "what": lambda c: " ".join(c.what)},
-            as_json,
-        )
+        found = list(store.diff(a, b, times))
+    table(
+        found if everything or as_json else [change for change in found if not _only_inside(change)],
+        {"change": lambda c: c.change, "path": lambda c: c.path, "what": lambda c: " ".join(c.what)},
+        as_json,
+    )
+
+
+def _only_inside(change: Change) -> bool:
+    return (change.change, change.kind) == ("changed", "dir") and {"content", "time"}.issuperset(change.what)
 
 
 FILES = {
@@ -224,7 +244,13 @@ def find(id: str, pattern: str, as_json: bool, **where: Any) -> None:
 def extract(id: str, to: Path, pattern: str | None, as_json: bool, **where: Any) -> None:
     """Write files of a checkpoint into a folder of this machine."""
     with opened(**where) as store:
-        show(store.extract(id, to, pattern), as_json)
+        written = store.extract(id, to, pattern)
+    if as_json:
+        show(written, True)
+        return
+    click.echo(f"wrote {count(written.entries, 'entry', 'entries')} ({size(written.bytes)}) into {to}")
+    for note in written.notes:
+        click.echo(f"note: {printable(note)}", err=True)
 
 
 @checkpoint.command()
@@ -265,7 +291,7 @@ def verify(quick: bool, as_json: bool, **where: Any) -> None:
 
 @checkpoint.command()
 @click.argument("ids", nargs=-1)
-@click.option("--keep-last", type=int)
+@click.option("--keep-last", type=click.IntRange(min=0))
 @click.option("--keep-within", help="Such as 7d or 12h.")
 @click.option("--keep-tag", "keep_tags", multiple=True)
 @click.option("--max-bytes", help="Such as 10g.")
@@ -287,7 +313,23 @@ def forget(
             max_bytes=max_bytes,
             dry_run=dry_run,
         )
-    show(report, as_json)
+    show(report, True) if as_json else _say(report)
+
+
+def _say(report: ForgetReport) -> None:
+    columns = {
+        "id": lambda one: one.id, "time": lambda one: when(one.info.timestamp) if one.info else "",
+        "bytes": lambda one: size(one.bytes), "comment": lambda one: (one.info.comment or "") if one.info else "(damaged)",
+    }  # fmt: skip
+    if report.forgotten:
+        table(report.forgotten, columns, False)
+    many, kept = count(len(report.forgotten), "checkpoint"), f"{report.kept:,} kept"
+    if report.dry_run:
+        click.echo(f"would forget {many}, {kept}; `sandkeep store gc` would then free {size(report.bytes)}")
+    else:
+        click.echo(f"forgot {many}, {kept}; `sandkeep store gc` will free {size(report.bytes)}")
+    for note in report.notes:
+        click.echo(f"note: {printable(note)}", err=True)
 
 
 @checkpoint.command()

@@ -6,19 +6,21 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import sys
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from sandkeep.errors import BadArgument, Busy, Corrupt, NotFound, SandkeepError, StateConflict
+from sandkeep.errors import BadArgument, Busy, Corrupt, HostRefused, NotFound, SandkeepError, StateConflict
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,6 +33,18 @@ CODES: list[tuple[type[SandkeepError], int]] = [
     (Corrupt, 5),
     (BadArgument, 2),
 ]
+_MEND = {
+    errno.EACCES: "check whose it is and its mode, or choose another place",
+    errno.EPERM: "check whose it is and its mode, or choose another place",
+    errno.EROFS: "choose a place that can be written",
+    errno.ENOSPC: "free some space; `sandkeep gc` and `sandkeep store gc` may help",
+    errno.EDQUOT: "free some space; `sandkeep gc` and `sandkeep store gc` may help",
+    errno.ENOENT: "choose a place that exists or can be made",
+    errno.ENOTDIR: "choose a folder",
+    errno.EEXIST: "choose a folder, or a place where nothing is",
+}
+_WHOLE = {"id", "time", "created", "taken", "saved", "modified", "size", "bytes"}
+_CUT = {"comment"}
 
 
 def exit_code(error: SandkeepError) -> int:
@@ -38,20 +52,36 @@ def exit_code(error: SandkeepError) -> int:
 
 
 def guarded(function: Callable[P, R]) -> Callable[P, R]:
-    """Errors of ours become one clear message on stderr and the exit code that the docs name."""
+    """Errors, ours or the system's, become one clear message on stderr and the exit code that the docs name."""
 
     @wraps(function)
     def inner(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return function(*args, **kwargs)
         except SandkeepError as error:
-            as_json = bool(kwargs.get("as_json"))
-            click.echo(json.dumps(error.as_dict()) if as_json else f"error: {error.message} [{error.code}]", err=True)
-            if error.remedy and not as_json:
-                click.echo(f"   try: {error.remedy}", err=True)
-            sys.exit(exit_code(error))
+            _end(error, bool(kwargs.get("as_json")))
+        except BrokenPipeError:
+            raise  # whoever read our output has left; click ends quietly
+        except OSError as error:
+            _end(refused(error), bool(kwargs.get("as_json")))
 
     return inner
+
+
+def refused(error: OSError) -> HostRefused:
+    paths = [str(path) for path in (error.filename, error.filename2) if path is not None]
+    what = error.strerror or str(error) or type(error).__name__
+    return HostRefused(": ".join([what, *paths]), _MEND.get(error.errno or 0, "`sandkeep doctor` says what works here"))
+
+
+def _end(error: SandkeepError, as_json: bool) -> NoReturn:
+    if as_json:
+        click.echo(json.dumps(error.as_dict()), err=True)
+    else:
+        click.echo(f"error: {printable(error.message)} [{error.code}]", err=True)
+        if error.remedy:
+            click.echo(f"   try: {printable(error.remedy)}", err=True)
+    sys.exit(exit_code(error))
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
@@ -70,30 +100,59 @@ def plain(value: Any) -> Any:
 
 
 def show(value: Any, as_json: bool) -> None:
-    """One thing: JSON, or a line per field."""
+    """One thing: JSON, or a line per field; a field of many values has a line for each."""
     if as_json:
         click.echo(json.dumps(plain(value)))
         return
     found = plain(value)
     width = max(map(len, found), default=0)
     for key, inner in found.items():
-        click.echo(f"{key:<{width}}  {inner if isinstance(inner, str) else json.dumps(inner)}")
+        for number, line in enumerate(_lines(inner)):
+            click.echo(f"{'' if number else key:<{width}}  {line}")
+
+
+def _lines(value: Any) -> list[str]:
+    if value is None or value in ("", [], {}):
+        return ["-"]
+    if isinstance(value, bool):
+        return ["yes" if value else "no"]
+    if isinstance(value, dict):
+        return [f"{printable(key)}={', '.join(_lines(inner))}" for key, inner in value.items()]
+    if isinstance(value, list):
+        return [", ".join(_lines(inner)) for inner in value]
+    return [printable(str(value))]
+
+
+def printable(text: str) -> str:
+    """Text of unknown origin, so that it can't move the cursor, break a row, or fail to be encoded."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def table(rows: Iterable[Any], columns: dict[str, Callable[[Any], str]], as_json: bool) -> None:
+    """On a terminal ids and times are never folded, comments are cut, and columns without any value left out."""
     rows = list(rows)
     if as_json:
         click.echo(json.dumps([plain(row) for row in rows]))
-    elif sys.stdout.isatty():
-        drawn = Table(box=None, pad_edge=False)
-        for name in columns:
-            drawn.add_column(name, overflow="fold")
-        for row in rows:
-            drawn.add_row(*(cell(row) for cell in columns.values()))
-        screen.print(drawn)
-    else:
-        for row in rows:
-            click.echo("\t".join(cell(row) for cell in columns.values()))
+        return
+    cells = {name: [printable(cell(row)) for row in rows] for name, cell in columns.items()}
+    if not sys.stdout.isatty():
+        for line in zip(*cells.values(), strict=True):
+            click.echo("\t".join(line))
+        return
+    cells = {name: column for name, column in cells.items() if any(column) or not rows}
+    drawn = Table(box=None, pad_edge=False, expand=not _CUT.isdisjoint(cells))
+    for name in cells:
+        if name in _CUT:
+            drawn.add_column(name, no_wrap=True, overflow="ellipsis", ratio=1)
+        else:
+            drawn.add_column(name, no_wrap=name in _WHOLE, overflow="fold")
+    for line in zip(*cells.values(), strict=True):
+        drawn.add_row(*map(Text, line))
+    screen.print(drawn)
+
+
+def count(number: int, one: str, many: str = "") -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def size(count: int) -> str:
@@ -105,5 +164,21 @@ def size(count: int) -> str:
     return f"{amount:.1f} TiB"
 
 
-def when(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+def when(moment: float | str) -> str:
+    """From seconds or ISO 8601."""
+    found = datetime.fromisoformat(moment) if isinstance(moment, str) else datetime.fromtimestamp(moment, UTC)
+    return found.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def comment_option(function: Callable[..., R]) -> Callable[..., R]:
+    """The last word of a command, or `--comment`."""
+
+    @click.argument("last_word", metavar="[COMMENT]", required=False)
+    @click.option("--comment", help="The comment, as an option.")
+    @wraps(function)
+    def inner(*args: Any, last_word: str | None, comment: str | None, **kwargs: Any) -> R:
+        if last_word is not None and comment is not None:
+            raise click.UsageError("give the comment once")
+        return function(*args, comment=comment if last_word is None else last_word, **kwargs)
+
+    return inner

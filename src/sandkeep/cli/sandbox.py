@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
-from sandkeep.cli.output import guarded, json_option, show, table, when
+from sandkeep.cli.output import comment_option, count, guarded, json_option, plain, show, size, table, when
 from sandkeep.cli.terminal import attach
 from sandkeep.errors import BadArgument
-from sandkeep.model import Limits, Mount
+from sandkeep.model import Limits, Mount, SandboxInfo
 from sandkeep.sandbox import Sandbox
 from sandkeep.sandbox.home import Home
 from sandkeep.sandbox.sweeping import gc as sweep
@@ -97,7 +99,26 @@ def list_(home: Path | None, as_json: bool) -> None:
 @guarded
 def info(id: str, home: Path | None, as_json: bool) -> None:
     """Everything about one sandbox."""
-    show(Sandbox.attach(id, home=home).info(), as_json)
+    found = Sandbox.attach(id, home=home).info()
+    show(found if as_json else readable(found), as_json)
+
+
+def readable(found: SandboxInfo) -> dict[str, Any]:
+    limits = found.limits
+    most = {
+        "memory": None if limits.memory is None else size(int(limits.memory)),
+        "cpus": limits.cpus,
+        "pids": limits.pids,
+        "disk": None if limits.disk is None else size(int(limits.disk)),
+    }
+    return {
+        **plain(found),
+        "created": when(found.created),
+        "limits": ", ".join(f"{name} {value}" for name, value in most.items() if value is not None) or "none",
+        "mounts": [
+            f"{one.host} at {one.guest} ({'read-only' if one.readonly else 'writable'})" for one in found.mounts
+        ],
+    }
 
 
 @sandbox.command(context_settings={"ignore_unknown_options": True})
@@ -118,11 +139,16 @@ def exec(
     home: Path | None,
     as_json: bool,
 ) -> None:
-    """Run a command line in the shell session; ends with its exit code."""
+    """Run a command in the shell session; ends with its exit code.
+
+    One word is a command line for the shell: 'cd src && ls *.py'. Of several words each reaches the program as it is:
+    exec ID -- python3 -c 'print(1)'.
+    """
     sb = Sandbox.connect(id, home=home)
     live = {} if as_json else {"on_stdout": _write(sys.stdout), "on_stderr": _write(sys.stderr)}
     stdin = None if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read()
-    result = sb.commands.run(" ".join(command), timeout=timeout, cwd=cwd, user=user, stdin=stdin or None, **live)
+    line = command[0] if len(command) == 1 else shlex.join(command)
+    result = sb.commands.run(line, timeout=timeout, cwd=cwd, user=user, stdin=stdin or None, **live)
     if as_json:
         fields = ("stdout", "stderr", "exit_code", "duration_ms", "error_class", "truncated")
         show({name: getattr(result, name) for name in fields}, True)
@@ -158,13 +184,13 @@ def kill(ids: tuple[str, ...], home: Path | None) -> None:
 
 @sandbox.command()
 @click.argument("id")
-@click.option("--comment", default="")
+@comment_option
 @home_option
 @json_option
 @guarded
-def snapshot(id: str, comment: str, home: Path | None, as_json: bool) -> None:
+def snapshot(id: str, comment: str | None, home: Path | None, as_json: bool) -> None:
     """Save the state on this host; prints the snapshot's id."""
-    made = Sandbox.connect(id, home=home).snapshot(comment)
+    made = Sandbox.connect(id, home=home).snapshot(comment or "")
     show(made, True) if as_json else click.echo(made.id)
 
 
@@ -198,25 +224,24 @@ def restore(id: str, to: str, keep: bool, home: Path | None, as_json: bool) -> N
 
 @sandbox.command()
 @click.argument("id")
-@click.option("--count", type=int, default=1, show_default=True)
+@click.option("--count", "number", type=int, default=1, show_default=True)
 @click.option("--memory", is_flag=True, help="Live copies, processes and memory too (runsc).")
 @home_option
 @json_option
 @guarded
-def fork(id: str, count: int, memory: bool, home: Path | None, as_json: bool) -> None:
+def fork(id: str, number: int, memory: bool, home: Path | None, as_json: bool) -> None:
     """New sandboxes from this one as it is now; prints their ids."""
-    made = Sandbox.connect(id, home=home).fork(count, memory=memory)
-    failed = [one for one in made if not isinstance(one, Sandbox)]
-    for one in made:
-        if isinstance(one, Sandbox):
-            show(one.info(), True) if as_json else click.echo(one.id)
-    if failed:
-        raise failed[0]
+    found = Sandbox.connect(id, home=home).fork(number, memory=memory)
+    made = [one for one in found if isinstance(one, Sandbox)]
+    click.echo(json.dumps([plain(one.info()) for one in made]) if as_json else "\n".join(one.id for one in made))
+    for one in found:
+        if not isinstance(one, Sandbox):
+            raise one
 
 
 @sandbox.command()
 @click.argument("id")
-@click.option("--comment")
+@comment_option
 @home_option
 @json_option
 @guarded
@@ -244,4 +269,11 @@ def resume(id: str, home: Path | None, as_json: bool) -> None:
 @guarded
 def gc(dry_run: bool, cache: bool, home: Path | None, as_json: bool) -> None:
     """Finish what crashes left, drop layers that nobody uses, empty the trash."""
-    show(sweep(Home(home), dry_run=dry_run, cache=cache), as_json)
+    swept = sweep(Home(home), dry_run=dry_run, cache=cache)
+    if as_json:
+        show(swept, True)
+    elif swept.sandboxes or swept.layers:
+        remains = count(len(swept.sandboxes), "unfinished sandbox", "unfinished sandboxes")
+        click.echo(f"{'would remove' if dry_run else 'removed'} {count(len(swept.layers), 'layer')}, {remains}")
+    else:
+        click.echo("nothing to do")

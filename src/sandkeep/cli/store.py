@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from sandkeep.cli.checkpoint import opened, store_options
-from sandkeep.cli.output import guarded, json_option, show
+from sandkeep.cli.output import count, guarded, json_option, show, size
 
 
 @click.group()
@@ -16,11 +16,15 @@ def store() -> None:
 
 
 @store.command()
+@click.argument("place", metavar="[FOLDER|URL]", required=False)
 @store_options
 @json_option
 @guarded
-def init(as_json: bool, **where: Any) -> None:
+def init(place: str | None, as_json: bool, **where: Any) -> None:
     """Make a store where there is none."""
+    if place is not None and where["url"] is not None:
+        raise click.UsageError("say once where the store is to be")
+    where["url"] = where["url"] if place is None else place
     with opened(**where, create=True) as made:
         show({"id": made.repo.id, "url": made.spec.url}, as_json)
 
@@ -54,4 +58,17 @@ def info(as_json: bool, **where: Any) -> None:
 def gc(dry_run: bool, as_json: bool, **where: Any) -> None:
     """Free the space of what no checkpoint names."""
     with opened(**where) as found:
-        show(found.gc(dry_run), as_json)
+        report = found.gc(dry_run)
+    if as_json:
+        show(report, True)
+        return
+    told = "nothing to do"
+    if report.removed_objects or report.repacked_packs:
+        free, remove, repack = ("would free", "remove", "repack") if dry_run else ("freed", "removed", "repacked")
+        objects, packs = count(report.removed_objects, "object"), count(report.repacked_packs, "pack")
+        told = f"{free} {size(report.freed_bytes)}: {remove} {objects}, {repack} {packs}"
+    if report.waiting_packs:
+        told += f"; {count(report.waiting_packs, 'pack')} left to the next gc"
+    click.echo(told)
+    if report.missing_blobs:
+        click.echo(f"missing: {count(report.missing_blobs, 'blob')}; run `sandkeep checkpoint verify`", err=True)

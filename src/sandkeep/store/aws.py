@@ -36,9 +36,14 @@ def aws_settings(given: Mapping[str, str]) -> dict[str, str]:
     if "access_key_id" not in settings and not any(os.environ.get(name) for name in _ROLES):
         raise StoreDenied(
             "there are no keys for the bucket",
-            "give access_key and secret_key, set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write ~/.aws/credentials",
+            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, write ~/.aws/credentials, or, in code, give both keys",
         )
-    region = given.get("region") or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or config.get("region")
+    region = (
+        given.get("region")
+        or os.environ.get("AWS_REGION")
+        or os.environ.get("AWS_DEFAULT_REGION")
+        or config.get("region")
+    )
     settings["region"] = region or "us-east-1"
     variables = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     if endpoint := given.get("endpoint") or variables or config.get("endpoint_url"):
@@ -51,5 +56,8 @@ def _section(path: str, name: str) -> Mapping[str, str]:
     try:
         parser.read(Path(path).expanduser())
     except (configparser.Error, UnicodeDecodeError) as error:
-        raise BadArgument(f"{path} is not a readable AWS file: {type(error).__name__}", "mend it, or give the keys as arguments") from None
+        raise BadArgument(
+            f"{path} is not a readable AWS file: {type(error).__name__}",
+            "mend it, or move it away and set the AWS variables",
+        ) from None
     return dict(parser[name]) if parser.has_section(name) or name == parser.default_section else {}

@@ -65,11 +65,19 @@ class Bucket:
         if prefix:
             check_name(prefix)
         if (access_key is None) != (secret_key is None):
-            raise BadArgument("an access key and its secret go together", "give both, or neither to use the AWS variables and files")
+            raise BadArgument(
+                "an access key and its secret go together", "give both, or neither to use the AWS variables and files"
+            )
         self.url = f"{scheme}://{bucket}/{prefix}".rstrip("/")
         self.bucket = bucket
         self.parallel = 8
-        given = {"region": region, "endpoint": endpoint, "access_key_id": access_key, "secret_access_key": secret_key, "session_token": session_token}
+        given = {
+            "region": region,
+            "endpoint": endpoint,
+            "access_key_id": access_key,
+            "secret_access_key": secret_key,
+            "session_token": session_token,
+        }
         config = {key: value for key, value in given.items() if value is not None}
         if scheme == "s3":
             config = aws_settings(config)
@@ -77,7 +85,9 @@ class Bucket:
         elif config:
             raise BadArgument(f"{next(iter(config))} means nothing for {scheme}://", "use that service's own variables")
         elif scheme in _VARIABLES and not any(name.startswith(_VARIABLES[scheme]) for name in os.environ):
-            raise StoreDenied("there are no keys for the bucket", f"set the {_VARIABLES[scheme]}… variables of that service")
+            raise StoreDenied(
+                "there are no keys for the bucket", f"set the {_VARIABLES[scheme]}… variables of that service"
+            )
         retries: RetryConfig = {
             "max_retries": 8 if retry > 0 else 0,
             "retry_timeout": timedelta(seconds=retry),
@@ -147,6 +157,9 @@ class Bucket:
                             if "NoSuchBucket" in str(error):
                                 raise
 
+    def stamp(self, prefix: str) -> str | None:
+        return None
+
     def size(self, name: str) -> int | None:
         try:
             with self._typed("look at", check_name(name)):
@@ -174,7 +187,9 @@ class Bucket:
         code, number = (codes or [""])[0], int((status or ["0"])[0])
         why = f"{code}: {said[0]}" if code and said else code or (f"HTTP {number}" if number else _first(error))
         if code in ("NoSuchBucket", "ContainerNotFound") or (isinstance(error, FileNotFoundError) and write):
-            return StoreMissing(f"there is no bucket {self.bucket} ({self.url})", "make the bucket, or check the URL and endpoint")
+            return StoreMissing(
+                f"there is no bucket {self.bucket} ({self.url})", "make the bucket, or check the URL and endpoint"
+            )
         if isinstance(error, FileNotFoundError):
             return self._absent(name)
         if code in ("RequestTimeTooSkewed", "RequestExpired"):
@@ -182,7 +197,9 @@ class Bucket:
         if code in _FULL or number == 507:
             return StoreFull(f"no space to {what} ({why})", "raise the quota, or forget checkpoints and run gc")
         if number in (401, 403) or code in ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"):
-            return StoreDenied(f"not allowed to {what} ({why})", "check the access key, its secret and its permissions on the bucket")
+            return StoreDenied(
+                f"not allowed to {what} ({why})", "check the access key, its secret and its permissions on the bucket"
+            )
         if number == 416:
             return Corrupt(f"{name} ends before what was asked of it", "run verify", object=name)
         if number and number < 500 and number not in (408, 429):
@@ -208,5 +225,8 @@ def _http_allowed(endpoint: str | None, asked: bool) -> bool:
     except ValueError:
         loopback = parts.hostname == "localhost" or parts.hostname.endswith(".localhost")
     if not loopback and not asked:
-        raise BadArgument("plain http to another machine would show everything on the way", "use https, or pass allow_http=True")
+        raise BadArgument(
+            "plain http to another machine would show everything on the way",
+            "use https; in code, allow_http=True permits it",
+        )
     return True
