@@ -10,7 +10,14 @@ from pathlib import Path
 from bench import agents, e2b, pausing, running, serving, storing
 from bench.measure import HEAD, Report
 
-SUITES = {"running": running.run, "storing": storing.run, "pausing": pausing.run, "serving": serving.run, "agents": agents.run, "e2b": e2b.run}
+SUITES = {
+    "running": running.run,
+    "storing": storing.run,
+    "pausing": pausing.run,
+    "serving": serving.run,
+    "agents": agents.run,
+    "e2b": e2b.run,
+}
 
 
 def main() -> None:

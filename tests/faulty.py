@@ -69,6 +69,9 @@ class Faulty:
             self.inner.delete([name])
             self._after(found, "delete", name)
 
+    def stamp(self, prefix: str) -> str | None:
+        return self.inner.stamp(prefix)
+
     def size(self, name: str) -> int | None:
         found = self._before("size", name)
         answer = self.inner.size(name)

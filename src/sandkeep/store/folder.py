@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from operator import itemgetter
@@ -24,10 +25,17 @@ def _typed(what: str) -> Iterator[None]:
         raise
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StoreFull(f"no space left while it wanted to {what}", "free some disk space, or forget checkpoints and run gc") from error
+            raise StoreFull(
+                f"no space left while it wanted to {what}", "free some disk space, or forget checkpoints and run gc"
+            ) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise StoreDenied(f"not allowed to {what}: {os.strerror(error.errno)}", "check the folder's owner and mode") from error
+            raise StoreDenied(
+                f"not allowed to {what}: {os.strerror(error.errno)}", "check the folder's owner and mode"
+            ) from error
         raise StoreError(f"could not {what}: {error.strerror}", "check the disk under the store's folder") from error
+
+
+_TICK_NS = 100_000_000
 
 
 class Folder:
@@ -84,7 +92,9 @@ class Folder:
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
                 raise NotFound(f"{name} is not in the store {self.url}") from None
         if want < 0 or len(data) != want:
-            raise Corrupt(f"{name} ends at {size} bytes, {offset + max(want, 0)} were expected", "run verify", object=name)
+            raise Corrupt(
+                f"{name} ends at {size} bytes, {offset + max(want, 0)} were expected", "run verify", object=name
+            )
         return data
 
     def list(self, prefix: str, after: str = "") -> Iterator[tuple[str, int, float]]:
@@ -121,6 +131,15 @@ class Folder:
                     os.unlink(self.root / name)
                 except (FileNotFoundError, NotADirectoryError):
                     pass
+
+    def stamp(self, prefix: str) -> str | None:
+        """The folder's own time, once it is older than any clock's tick: a change in the same tick would not move it."""
+        try:
+            status = os.stat(self.root / check_prefix(prefix))
+        except OSError:
+            return None
+        settled = abs(time.time_ns() - status.st_mtime_ns) > _TICK_NS
+        return f"{status.st_ino} {status.st_mtime_ns}" if settled else None
 
     def size(self, name: str) -> int | None:
         with _typed(f"look at {self.root / check_name(name)}"):

@@ -121,7 +121,14 @@ class PackIndex:
 
     def encode(self) -> bytes:
         head = _HEAD.pack(len(self.blocks), len(self.lengths))
-        return b"".join([head, *(_BLOCK.pack(b.stored, b.raw, b.crc, b.blobs) for b in self.blocks), self.ids, _little(self.lengths).tobytes()])
+        return b"".join(
+            [
+                head,
+                *(_BLOCK.pack(b.stored, b.raw, b.crc, b.blobs) for b in self.blocks),
+                self.ids,
+                _little(self.lengths).tobytes(),
+            ]
+        )
 
     @classmethod
     def decode(cls, name: str, data: bytes) -> PackIndex:

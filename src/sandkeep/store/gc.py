@@ -50,7 +50,9 @@ def collect(repo: Repository, live: Live, dry_run: bool) -> GcReport:
         finally:
             lease.end()
     except DAMAGE as error:
-        raise StoreError(f"the local cache was damaged or replaced while collecting: {error}", "run gc again") from error
+        raise StoreError(
+            f"the local cache was damaged or replaced while collecting: {error}", "run gc again"
+        ) from error
 
 
 def _forecast(repo: Repository, live: Live) -> GcReport:
@@ -70,7 +72,10 @@ class _Collector:
 
     def run(self) -> GcReport:
         if any(other.role == "gc" for other in others(self.lease) if not self._expire(other)):
-            raise Busy("another gc is at work in this store", "wait for it; one that has crashed stands in the way for 15 minutes")
+            raise Busy(
+                "another gc is at work in this store",
+                "wait for it; one that has crashed stands in the way for 15 minutes",
+            )
         self.index.sync(full=True)
         missing = _load_live(self.repo, self.live)
         if missing or self.index.bad():
@@ -168,7 +173,9 @@ class _Collector:
         with self.index.change() as db:
             db.execute("CREATE TEMP TABLE IF NOT EXISTS condemned(pack INTEGER PRIMARY KEY)")
             db.execute("DELETE FROM temp.condemned")
-            db.executemany("INSERT INTO temp.condemned SELECT number FROM pack WHERE name=?", ((name,) for name in condemned))
+            db.executemany(
+                "INSERT INTO temp.condemned SELECT number FROM pack WHERE name=?", ((name,) for name in condemned)
+            )
             rows = db.execute(
                 f"SELECT min(pack.name), sum(condemned.pack IS NULL) FROM blob JOIN live ON live.id = blob.id "
                 f"JOIN pack ON pack.number = (blob.block >> {BLOCK_BITS}) LEFT JOIN temp.condemned ON condemned.pack = pack.number "

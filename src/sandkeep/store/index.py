@@ -113,7 +113,10 @@ class Index:
             raise self._unusable(error) from error
 
     def _unusable(self, error: Exception) -> StoreError:
-        return StoreError(f"the cache folder {self.folder} can't be used: {error}", "check its owner and the space on its disk, or delete it")
+        return StoreError(
+            f"the cache folder {self.folder} can't be used: {error}",
+            "check its owner and the space on its disk, or delete it",
+        )
 
     def _connect(self) -> None:
         self._db = sqlite3.connect(self.folder / "index.db", timeout=120, isolation_level=None, check_same_thread=False)
@@ -216,7 +219,9 @@ class Index:
     def _sync(self, marks: Marks, full: bool) -> None:
         after = ""
         if not full and marks.epoch == self._get("epoch"):
-            row = self._db.execute("SELECT name FROM source ORDER BY name DESC LIMIT 1 OFFSET ?", (WINDOW - 1,)).fetchone()
+            row = self._db.execute(
+                "SELECT name FROM source ORDER BY name DESC LIMIT 1 OFFSET ?", (WINDOW - 1,)
+            ).fetchone()
             after = row[0] if row else ""
         listed = [name for name, _, _ in self.objects.list("index/", after=after)]
         known = {row[0] for row in self._db.execute("SELECT name FROM source WHERE name > ? AND NOT bad", (after,))}
@@ -247,7 +252,10 @@ class Index:
             if row is None:
                 number = db.execute("INSERT INTO pack(name, size) VALUES(?,?)", (pack.name, pack.size)).lastrowid or 0
                 base = number << BLOCK_BITS
-                db.executemany("INSERT INTO block VALUES(?,?,?,?,?)", ((base + n, b.offset, b.stored, b.raw, b.crc) for n, b in enumerate(pack.blocks)))
+                db.executemany(
+                    "INSERT INTO block VALUES(?,?,?,?,?)",
+                    ((base + n, b.offset, b.stored, b.raw, b.crc) for n, b in enumerate(pack.blocks)),
+                )
                 rows = sorted((blob, base + block, start, length) for blob, block, start, length in pack.rows())
                 db.executemany("INSERT OR IGNORE INTO blob VALUES(?,?,?,?)", rows)
             else:
@@ -263,7 +271,9 @@ class Index:
             return
         db.execute(f"DELETE FROM blob WHERE (block >> {BLOCK_BITS}) NOT IN (SELECT pack FROM names)")
         for (number,) in gone:
-            db.execute("DELETE FROM block WHERE number >= ? AND number < ?", (number << BLOCK_BITS, (number + 1) << BLOCK_BITS))
+            db.execute(
+                "DELETE FROM block WHERE number >= ? AND number < ?", (number << BLOCK_BITS, (number + 1) << BLOCK_BITS)
+            )
             db.execute("DELETE FROM pack WHERE number=?", (number,))
 
     # questions

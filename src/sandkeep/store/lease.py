@@ -70,7 +70,9 @@ class Lease:
                 except NotFound:
                     continue  # a collector has just finished with it
                 except Corrupt as error:
-                    raise Corrupt(f"{error.message}: what it condemns is unknown", "run gc, which removes it", **error.details) from error
+                    raise Corrupt(
+                        f"{error.message}: what it condemns is unknown", "run gc, which removes it", **error.details
+                    ) from error
             if named:
                 self.seen = sorted(named)
                 self.condemned = frozenset(pack for packs in named.values() for pack in packs)

@@ -64,9 +64,13 @@ class Reader:
         for attempt in range(2):
             for place in list(self._index.places([blob])):
                 try:
-                    return _cut(unblock(self._objects.get(place.pack, place.offset, place.stored), place.raw, place.pack), place)
+                    return _cut(
+                        unblock(self._objects.get(place.pack, place.offset, place.stored), place.raw, place.pack), place
+                    )
                 except NotFound:
-                    damage = Corrupt(f"pack {place.pack} is missing: blob {blob.hex()} is lost", "run verify", object=place.pack)
+                    damage = Corrupt(
+                        f"pack {place.pack} is missing: blob {blob.hex()} is lost", "run verify", object=place.pack
+                    )
                 except Corrupt as error:
                     damage = error
             if attempt or self._rebuilt:
@@ -76,7 +80,11 @@ class Reader:
         if damage:
             raise damage
         if bad := self._index.bad():
-            raise Corrupt(f"blob {blob.hex()} is not found, and index object {bad[0]} is damaged", "run gc, which mends the index", object=bad[0])
+            raise Corrupt(
+                f"blob {blob.hex()} is not found, and index object {bad[0]} is damaged",
+                "run gc, which mends the index",
+                object=bad[0],
+            )
         raise NotFound(f"blob {blob.hex()} is not in the store")
 
     def read_many(self, blobs: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
@@ -91,7 +99,9 @@ class Reader:
             for place in self._index.places(ids):
                 places.setdefault(place.id, place)
             lost = [blob for blob in ids if blob not in places]
-            yield from self._fetch(_runs(sorted(places.values(), key=lambda place: (place.pack, place.offset, place.start))), lost)
+            yield from self._fetch(
+                _runs(sorted(places.values(), key=lambda place: (place.pack, place.offset, place.start))), lost
+            )
             if not lost:
                 return
             ids = lost
@@ -142,7 +152,9 @@ class Reader:
 def _cut(raw: bytes | memoryview, place: Place) -> bytes:
     data = raw if len(raw) == place.length else memoryview(raw)[place.start : place.start + place.length]
     if sha256(data) != place.id:
-        raise Corrupt(f"blob {place.id.hex()} in {place.pack} is damaged: its SHA-256 is another", "run verify", object=place.pack)
+        raise Corrupt(
+            f"blob {place.id.hex()} in {place.pack} is damaged: its SHA-256 is another", "run verify", object=place.pack
+        )
     return bytes(data)
 
 
@@ -155,7 +167,9 @@ def _runs(places: list[Place]) -> Iterator[list[Place]]:
             last = run[-1]
             same = place.pack == last.pack and place.offset == last.offset
             near = place.pack == last.pack and place.offset - last.offset - last.stored <= GAP
-            if not same and (not near or place.offset + place.stored - run[0].offset > RUN or raw + place.raw > RUN_RAW):
+            if not same and (
+                not near or place.offset + place.stored - run[0].offset > RUN or raw + place.raw > RUN_RAW
+            ):
                 yield run
                 run, raw = [], 0
             elif same:

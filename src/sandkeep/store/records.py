@@ -21,7 +21,9 @@ class Records:
     def get(self, kind: str, full: str, cached: bool) -> bytes:
         name = full.rsplit("/", 1)[1]
         if cached:
-            found = self._index.rows("SELECT data FROM record WHERE kind=? AND name=? AND data IS NOT NULL", (kind, name))
+            found = self._index.rows(
+                "SELECT data FROM record WHERE kind=? AND name=? AND data IS NOT NULL", (kind, name)
+            )
             if found:
                 try:
                     return unseal(full, found[0][0])  # type: ignore[arg-type]
@@ -55,7 +57,9 @@ class Records:
             if not (newest_first and first):
                 where += f" AND name {compare} ?"
                 args.append(at)
-            page = self._index.rows(f"SELECT name FROM record WHERE kind=? {where} ORDER BY name {order} LIMIT {_PAGE}", args)
+            page = self._index.rows(
+                f"SELECT name FROM record WHERE kind=? {where} ORDER BY name {order} LIMIT {_PAGE}", args
+            )
             for (name,) in page:
                 yield str(name)
             if len(page) < _PAGE:
@@ -65,17 +69,37 @@ class Records:
     def _sync(self, kind: str, full: bool) -> None:
         """Names in the cache become those in the store: all of them, or from the newest but `WINDOW` on."""
         prefix, key = f"records/{kind}/", f"listed {kind}"
+        stamp = self._objects.stamp(prefix)
+        if (
+            stamp is not None
+            and not full
+            and self._index.rows("SELECT 1 FROM meta WHERE key=? AND value=?", (f"stamp {kind}", stamp))
+        ):
+            return
         with self._index.locked():
             last = self._index.rows("SELECT value FROM meta WHERE key=?", (key,))
             full = full or not last or not 0 <= time.time() - float(str(last[0][0])) < FULL_EVERY
-            row = [] if full else self._index.rows("SELECT name FROM record WHERE kind=? ORDER BY name DESC LIMIT 1 OFFSET ?", (kind, WINDOW - 1))
+            row = (
+                []
+                if full
+                else self._index.rows(
+                    "SELECT name FROM record WHERE kind=? ORDER BY name DESC LIMIT 1 OFFSET ?", (kind, WINDOW - 1)
+                )
+            )
             after = str(row[0][0]) if row else ""
-            listed = {name[len(prefix) :] for name, _, _ in self._objects.list(prefix, after=prefix + after if after else "")}
-            known = {str(row[0]) for row in self._index.rows("SELECT name FROM record WHERE kind=? AND name > ?", (kind, after))}
-            if listed == known and not full:
-                return
+            listed = {
+                name[len(prefix) :] for name, _, _ in self._objects.list(prefix, after=prefix + after if after else "")
+            }
+            known = {
+                str(row[0])
+                for row in self._index.rows("SELECT name FROM record WHERE kind=? AND name > ?", (kind, after))
+            }
             with self._index.change() as db:
+                if stamp is not None:
+                    db.execute("INSERT OR REPLACE INTO meta VALUES(?,?)", (f"stamp {kind}", stamp))
                 db.executemany("DELETE FROM record WHERE kind=? AND name=?", ((kind, name) for name in known - listed))
-                db.executemany("INSERT OR IGNORE INTO record VALUES(?,?,NULL)", ((kind, name) for name in listed - known))
+                db.executemany(
+                    "INSERT OR IGNORE INTO record VALUES(?,?,NULL)", ((kind, name) for name in listed - known)
+                )
                 if full:
                     db.execute("INSERT OR REPLACE INTO meta VALUES(?,?)", (key, str(time.time())))

@@ -45,7 +45,9 @@ class Repository:
     def __enter__(self) -> Repository:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     # blobs
@@ -90,7 +92,9 @@ class Repository:
         """From the store; with `cached`, from the local copy if there is one, though another machine may have deleted it."""
         return self._records.get(kind, _record(kind, name), cached)
 
-    def list_records(self, kind: str, after: str = "", *, newest_first: bool = False, full: bool = False) -> Iterator[str]:
+    def list_records(
+        self, kind: str, after: str = "", *, newest_first: bool = False, full: bool = False
+    ) -> Iterator[str]:
         """Names in order, or the reverse. Names that sort by time make this cheap: only the newest are asked of the store unless
         `full`, so a name deleted elsewhere among the older ones may still show for an hour, and one may be missing that
         a machine with a slow clock put there."""
@@ -132,16 +136,22 @@ def _config(objects: Objects, create: bool) -> str:
             if next(objects.list("packs/"), None) or next(objects.list("records/"), None):
                 continue  # somebody else has just made it, or it is lost
             if not create:
-                raise StoreMissing(f"there is no store at {objects.url}", "check the URL, or make one with `sandkeep store init`") from None
+                raise StoreMissing(
+                    f"there is no store at {objects.url}", "check the URL, or make one with `sandkeep store init`"
+                ) from None
             put_sealed(objects, "config", {"version": VERSION, "id": secrets.token_hex(16)})
     else:
         try:
             found = read_sealed(objects, "config")
         except NotFound:
-            raise Corrupt(f"the store at {objects.url} has lost its config object", "put config back from a copy", object="config") from None
+            raise Corrupt(
+                f"the store at {objects.url} has lost its config object", "put config back from a copy", object="config"
+            ) from None
     if not isinstance(found, dict) or not isinstance(found.get("id"), str) or not isinstance(found.get("version"), int):
         raise Corrupt("the store's config object makes no sense", object="config")
     if found["version"] != VERSION:
-        raise Unsupported(f"the store has format version {found['version']}, this Sandkeep knows {VERSION}", "use a newer Sandkeep")
+        raise Unsupported(
+            f"the store has format version {found['version']}, this Sandkeep knows {VERSION}", "use a newer Sandkeep"
+        )
     check_name(found["id"])
     return str(found["id"])

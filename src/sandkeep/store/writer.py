@@ -63,7 +63,9 @@ class _Pack:
 class Writer:
     """Use as a context manager. Not for several threads at once."""
 
-    def __init__(self, objects: Objects, index: Index, duration: float, *, lease: Lease | None = None, dedup: bool = True) -> None:
+    def __init__(
+        self, objects: Objects, index: Index, duration: float, *, lease: Lease | None = None, dedup: bool = True
+    ) -> None:
         self.new_blobs = 0
         self.new_bytes = 0  # stored bytes handed to the backend
         self.raw_bytes = 0  # of the new blobs, before compression
@@ -93,7 +95,9 @@ class Writer:
         self._uploaders = ThreadPoolExecutor(UPLOADS, "upload")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Nothing is flushed here: what was not flushed and published was not wanted."""
         self._compressors.shutdown(cancel_futures=True)
         self._uploaders.shutdown(cancel_futures=True)
