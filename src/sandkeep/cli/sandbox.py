@@ -273,7 +273,8 @@ def gc(dry_run: bool, cache: bool, home: Path | None, as_json: bool) -> None:
     if as_json:
         show(swept, True)
     elif swept.sandboxes or swept.layers:
-        remains = count(len(swept.sandboxes), "unfinished sandbox", "unfinished sandboxes")
-        click.echo(f"{'would remove' if dry_run else 'removed'} {count(len(swept.layers), 'layer')}, {remains}")
+        gone = [count(len(swept.layers), "layer")] if swept.layers else []
+        gone += [count(len(swept.sandboxes), "unfinished sandbox", "unfinished sandboxes")] if swept.sandboxes else []
+        click.echo(f"{'would remove' if dry_run else 'removed'} {' and '.join(gone)}")
     else:
         click.echo("nothing to do")
