@@ -208,14 +208,9 @@ def test_two_on_one_namespace(make: Make, home: Path) -> None:
     with pytest.raises(StateConflict, match="taken over"):
         first._keeper.save()  # type: ignore[union-attr]
 
-    def refused() -> bool:
-        try:
-            first.commands.run("echo again >> f")
-        except StateConflict:
-            return True
-        return False
-
-    until(refused, "the first to be told")
+    for act in (lambda: first.commands.run("echo again >> f"), lambda: first.files.write("/tmp/x", "x"), first.snapshot):
+        with pytest.raises(StateConflict):
+            act()
     with pytest.raises(StateConflict):
         first.kill()
     first.kill(save=False)

@@ -118,13 +118,17 @@ class Claim:
     def held(self) -> Iterator[Persisted]:
         """The namespace's state, to be changed by nobody else meanwhile; StateConflict when this claim was taken over."""
         with self.namespace.alone():
-            owner = self.namespace.owner()
-            if owner is None or owner["token"] != self.token:
-                raise StateConflict(
-                    f"namespace {self.namespace.name!r} was taken over by sandbox {(owner or {}).get('sandbox')}",
-                    "kill(save=False) ends this one without saving",
-                )
+            self.require()
             yield self.namespace.load()
+
+    def require(self) -> None:
+        """StateConflict when this claim was taken over."""
+        owner = self.namespace.owner()
+        if owner is None or owner["token"] != self.token:
+            by = f" by sandbox {owner['sandbox']}" if owner and owner.get("sandbox") else ""
+            raise StateConflict(
+                f"namespace {self.namespace.name!r} was taken over{by}", "kill(save=False) ends this one without saving"
+            )
 
     def owns(self, sandbox: str) -> None:
         with self.held():

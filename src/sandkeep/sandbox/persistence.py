@@ -275,8 +275,13 @@ class Keeper:
             self._thread.start()
 
     def check(self) -> None:
-        """Raise what went wrong behind the user's back: once, as the next save is tried anyway; always, if none is."""
+        """Raise what went wrong behind the user's back: once, as the next save is tried anyway; always, if none is.
+
+        Whose namespace was taken over works for nobody: refused at once.
+        """
         error = self._error
+        if error is None and self._thread is not None:
+            self._claim.require()
         if error is not None:
             if not self._over:
                 self._error = None
