@@ -85,21 +85,23 @@ def lock(path: Path, *, wait: bool = True, what: str = "") -> Iterator[None]:
         os.close(handle)
 
 
-def write_whole(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """The file has its old content or the new one, and the new one is on disk on return."""
+def write_whole(path: Path, data: bytes, mode: int = 0o600, *, durable: bool = True) -> None:
+    """The file has its old content or the new one; unless told otherwise the new one is on disk on return."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         os.rename(temporary, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
-    sync_folder(path.parent)
+    if durable:
+        sync_folder(path.parent)
 
 
 def sync_folder(path: Path) -> None:
@@ -110,8 +112,8 @@ def sync_folder(path: Path) -> None:
         os.close(handle)
 
 
-def write_json(path: Path, data: Any) -> None:
-    write_whole(path, json.dumps(data, separators=(",", ":")).encode())
+def write_json(path: Path, data: Any, *, durable: bool = True) -> None:
+    write_whole(path, json.dumps(data, separators=(",", ":")).encode(), durable=durable)
 
 
 def read_json(path: Path) -> Any:

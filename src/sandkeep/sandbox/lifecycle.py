@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable
@@ -116,11 +117,8 @@ def begin(
     machine.given = secrets
     machine.folder.mkdir(mode=0o700)
     with lock(machine.folder / "lock"):
-        if record.stack:
-            with home.layers_lock():
-                record.save(machine.folder)
-        else:
-            record.save(machine.folder)
+        with home.layers_lock() if record.stack else contextlib.nullcontext():
+            record.save(machine.folder, durable=False)  # a sandbox in the making does not outlive the machine
         step("create: recorded")
         try:
             if prepare is not None:

@@ -44,8 +44,8 @@ class Record:
     def used_layers(self) -> set[str]:
         return {*self.stack, *self.copied, *self.parent_stack}
 
-    def save(self, folder: Path) -> None:
-        write_json(folder / "record.json", dataclasses.asdict(self))
+    def save(self, folder: Path, *, durable: bool = True) -> None:
+        write_json(folder / "record.json", dataclasses.asdict(self), durable=durable)
 
     @classmethod
     def load(cls, folder: Path) -> Record:
