@@ -11,10 +11,11 @@ from functools import partial
 
 from sqlalchemy import and_, or_, select
 
+from sandkeep.layers.pool import throw_away
 from sandkeep.model import State
-from sandkeep.sandbox import lifecycle
 from sandkeep.sandbox._async.bridge import blocking
 from sandkeep.sandbox.machine import Machine
+from sandkeep.sandbox.sweeping import discard_unused, sweep_trash
 from sandkeep.server.services import Services
 from sandkeep.sessions import Session, SessionState
 from sandkeep.sessions.tables import sessions as rows
@@ -56,7 +57,10 @@ class Strays:
 
     @staticmethod
     def _drop(machine: Machine) -> None:
+        """Nothing of it runs, so nothing is stopped: on one machine the control group of this id is the living copy's."""
         with machine.held() as record:
             if record.state is not State.PAUSED:
                 return
-        lifecycle.kill(machine)
+            throw_away(machine.folder, machine.home.trash)
+        discard_unused(machine.home)
+        sweep_trash(machine.home)
