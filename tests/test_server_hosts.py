@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from postgres import Postgres, postgres  # noqa: F401
-from sandkeep.sandbox import Sandbox
+from sandkeep.checkpoints import Store
+from sandkeep.model import Limits
+from sandkeep.sandbox import Sandbox, beginning
+from sandkeep.sandbox.home import Home
+from sandkeep.sandbox.machine import Machine
+from sandkeep.server.hands import Reserved
+from sandkeep.server.strays import Strays
 from serving import Served, made, ran, serving, told, until
+from swift import KEYS, Swift, swift  # noqa: F401
+
+MANY = 20  # sandboxes of the server that is killed
 
 
 @pytest.fixture
@@ -24,12 +34,40 @@ def pair(postgres: Postgres, tmp_path: Path) -> Iterator[tuple[Served, Served]]:
         yield first, second
 
 
+@pytest.fixture
+def far_pair(
+    postgres: Postgres,  # noqa: F811
+    swift: Swift,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[tuple[Served, Served]]:
+    """Two servers that share nothing but a PostgreSQL and a bucket."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEYS["access_key"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", KEYS["secret_key"])
+    database = postgres.url(postgres.create())
+    store = ("--store", f"s3://{swift.bucket()}/kept", "--store-option", f"endpoint={swift.endpoint}")
+    options = ("--runtime", "runc", *store, "--store-option", "region=us-east-1", "--sweep-interval", "0.5")
+    with (
+        serving(tmp_path / "a", *options, database=database) as first,
+        serving(tmp_path / "b", *options, database=database) as second,
+    ):
+        yield first, second
+
+
 def both(pair: tuple[Served, Served]) -> tuple[httpx.Client, httpx.Client]:
     key = pair[0].key()
     return pair[0].api(key), pair[1].api(key)
 
 
-def test_a_sleeper_wakes_on_the_other_server_and_comes_back(pair: tuple[Served, Served]) -> None:
+def put_to_sleep(api: httpx.Client, id: str) -> None:
+    answer = api.post(f"/sandboxes/{id}/pause")
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["state"] == "PAUSED"
+
+
+@pytest.mark.parametrize("kind", ["pair", "far_pair"])
+def test_a_sleeper_wakes_on_the_other_server_and_comes_back(kind: str, request: pytest.FixtureRequest) -> None:
+    pair: tuple[Served, Served] = request.getfixturevalue(kind)
     here, there = both(pair)
     id = made(here, metadata={"n": 1}, auto_pause_timeout=900)
     ran(here, id, "echo 1 > f; export WORD=kept")
@@ -38,7 +76,7 @@ def test_a_sleeper_wakes_on_the_other_server_and_comes_back(pair: tuple[Served, 
     apis = [here, there]
     for turn in range(4):
         mine, other = apis[turn % 2], apis[(turn + 1) % 2]
-        assert mine.post(f"/sandboxes/{id}/pause").json()["state"] == "PAUSED"
+        put_to_sleep(mine, id)
         assert ran(other, id, f"cat f; echo $WORD; echo {turn + 2} > f")["stdout"] == f"{turn + 1}\nkept\n"
     shown = here.get(f"/sandboxes/{id}").json()
     assert (shown["metadata"], shown["auto_pause_timeout"]) == ({"n": 1}, 900)
@@ -67,3 +105,71 @@ def test_the_database_goes_away_and_comes_back(pair: tuple[Served, Served], post
     postgres.start()
     assert ran(here, id, "cat f")["stdout"] == "kept\n"
     until(lambda: httpx.get(f"{pair[0].url}/health", trust_env=False, timeout=120).status_code == 200, "healthy again")
+
+
+def test_a_killed_servers_sandboxes_go_on_from_the_bucket(far_pair: tuple[Served, Served]) -> None:
+    """What sleeps wakes on the other at once. What ran there is not rolled back in silence: the other says that the host is
+    gone, and goes on from the last checkpoint when told to. What never had one can't be had, and the error says so."""
+    here, there = both(far_pair)
+    ids = [made(here, auto_pause_timeout=0) for _ in range(MANY)]
+    for id in ids:
+        ran(here, id, f"echo {id} > f; export WORD=kept")
+    asleep, saved, bare = ids[: MANY // 2], ids[MANY // 2 : -2], ids[-2:]
+    for id in asleep:
+        put_to_sleep(here, id)
+    for id in saved:
+        assert here.post(f"/sandboxes/{id}/checkpoints", json={}).status_code == 201
+        ran(here, id, "echo later > later")
+    far_pair[0].kill()
+    for id in asleep:
+        assert ran(there, id, "cat f; echo $WORD")["stdout"] == f"{id}\nkept\n"
+
+    gone = f"/sandboxes/{saved[0]}/commands"
+    until(
+        lambda: there.post(gone, json={"command": "id"}).json()["code"] == "HOST_GONE", "the host is known to be gone"
+    )
+    for id in saved:
+        answer = there.post(f"/sandboxes/{id}/resume")
+        told(answer, 503, "HOST_GONE")
+        assert "fail_over" in answer.json()["remedy"]
+        answer = there.post(f"/sandboxes/{id}/resume", json={"fail_over": True})
+        assert (answer.status_code, answer.json()["state"]) == (200, "RUNNING")
+        said = ran(there, id, "cat f; echo $WORD; test -e later")
+        assert (said["stdout"], said["exit_code"]) == (f"{id}\nkept\n", 1)
+        kinds = [one["kind"] for one in there.get(f"/sandboxes/{id}/events").json()["events"]]
+        assert "failed_over" in kinds
+    for id in bare:
+        answer = there.post(f"/sandboxes/{id}/resume", json={"fail_over": True})
+        told(answer, 503, "HOST_GONE")
+        assert "no checkpoint" in answer.json()["message"]
+
+
+def test_nobody_fails_over_from_a_host_that_lives(pair: tuple[Served, Served]) -> None:
+    here, there = both(pair)
+    id = made(here)
+    assert here.post(f"/sandboxes/{id}/checkpoints", json={}).status_code == 201
+    ran(here, id, "echo later > f")
+    for api in (here, there):
+        told(api.post(f"/sandboxes/{id}/resume", json={"fail_over": True}), 409, "STATE_CONFLICT")
+    assert ran(here, id, "cat f")["stdout"] == "later\n"
+
+
+def test_a_copy_left_behind_goes_without_harm_to_the_living_one(tmp_path: Path) -> None:
+    left = Sandbox(home=tmp_path / "a", runtime="runc", store=tmp_path / "store")
+    left.commands.run("echo kept > f")
+    slept = left.pause()
+    options: dict[str, Any] = {
+        "runtime": "runc", "env": None, "secrets": {}, "limits": Limits(), "network": "none", "mounts": None, "cwd": None, "metadata": {},
+    }  # fmt: skip
+    home = Reserved(tmp_path / "b", [left.id])
+    with Store(tmp_path / "store", home=home.path) as store:
+        beginning.create_from(home, store, slept.id, "files", **options)
+    living = Sandbox.attach(left.id, home=home.path)
+    try:
+        Strays._drop(Machine(Home(tmp_path / "a"), left.id))
+        assert Sandbox.list(home=tmp_path / "a") == []
+        assert living.commands.run("cat f").stdout == "kept\n"
+        Strays._drop(Machine(Home(tmp_path / "b"), left.id))
+        assert living.commands.run("cat f").stdout == "kept\n"
+    finally:
+        living.kill()

@@ -161,10 +161,13 @@ class Services:
             finally:
                 self.hands.asked.discard(id)
 
-    async def resume(self, scope: Scope | None, id: str, secrets: dict[str, str] | None = None) -> Session:
+    async def resume(
+        self, scope: Scope | None, id: str, secrets: dict[str, str] | None = None, *, fail_over: bool = False
+    ) -> Session:
+        """With `fail_over` also one whose host is gone, from its last checkpoint."""
         await self.get(scope, id)
         self.hands.hold_secrets(id, lifecycle.check_variables("secrets", secrets))
-        session = await self.keeper.resume(id)
+        session = await (self.keeper.fail_over if fail_over else self.keeper.resume)(id)
         await self.hands.real(id)
         if secrets:
             async with self.use(scope, id) as sandbox:
@@ -248,7 +251,12 @@ class Services:
     async def checkpoint(self, scope: Scope | None, id: str, /, **words: Any) -> CheckpointInfo:
         check_json(words.get("metadata") or {}, "metadata")
         async with self.use(scope, id) as sandbox, self._turn(id):
-            return await sandbox.checkpoint(**words)
+            made = await sandbox.checkpoint(**words)
+            if made.scope == "all" and not made.excluded:
+                store = sandbox._held.store
+                url = None if store is None else store.spec.url
+                await self.db.call(self.sessions.saved, id, self.keeper.host, made.id, url)
+            return made
 
     async def stores(self, scope: Scope, project: str | None = None) -> list[Store]:
         """The stores of checkpoints that a scope sees: its project's, or all of its user's."""

@@ -55,6 +55,10 @@ class UpdateBody(Body):
 
 class ResumeBody(Body):
     secrets: Texts = Field(default_factory=dict)
+    fail_over: bool = Field(
+        default=False,
+        description="Give up a host that is gone and go on from the last checkpoint; what came after it is lost.",
+    )
 
 
 class ForkBody(Body):

@@ -248,7 +248,7 @@ class Keeper:
         if not asleep and session.state is not _S.KILLED and await self.sandboxes.real(session.id) is None:
             raise HostGone(
                 f"{session.id} was {session.state} on host {session.host}, which does not answer",
-                "start that host's server again, or fail over to the last checkpoint",
+                "start that host's server again, or resume with fail_over to go on from the last checkpoint",
                 host=session.host,
                 checkpoint=session.checkpoint,
             )

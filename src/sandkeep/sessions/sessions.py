@@ -193,6 +193,12 @@ class Sessions:
             record_event(connection, session.id, "adopted", {"from": session.host, "to": host})
             return session_of(row)
 
+    def saved(self, id: str, host: str, checkpoint: str, store: str | None) -> None:
+        """A running session has a newer checkpoint to come back from, should its host be lost."""
+        running = [_ROW.id == id, _ROW.host == host, _ROW.state == _S.RUNNING]
+        with self._db.write() as connection:
+            connection.execute(update(sessions).where(*running).values(checkpoint=checkpoint, store=store, updated=now()))
+
     def touch(self, id: str) -> Session | None:
         """Activity. None, and nothing changed, if it is not RUNNING."""
         with self._db.write(durable=False) as connection:

@@ -80,7 +80,8 @@ async def pause(caller: Caller, services: Use, id: str) -> dict[str, Any]:
 
 @router.post("/{id}/resume")
 async def resume(caller: Caller, services: Use, id: str, body: ResumeBody | None = None) -> dict[str, Any]:
-    return with_report(services, await services.resume(caller, id, body.secrets if body else None))
+    body = body or ResumeBody()
+    return with_report(services, await services.resume(caller, id, body.secrets, fail_over=body.fail_over))
 
 
 @router.post("/{id}/activity")
