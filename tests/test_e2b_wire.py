@@ -247,6 +247,12 @@ def test_the_end_frame_tells_errors(client: Client, made: dict[str, Any]) -> Non
     for path, message, code in cases:
         ((flag, end),) = stream(box, path, message)
         assert (flag, end["error"]["code"]) == (2, code), (path, message, end)
+    for process, said in (
+        ({"cmd": "/no/such", "cwd": "/"}, "/no/such: No such file"),
+        ({"cmd": "true", "cwd": "/no"}, "cwd '/no' does"),
+    ):
+        ((_, end),) = stream(box, "/process.Process/Start", {"process": process})
+        assert end["error"]["message"].startswith(said), end
     late = stream(box, "/process.Process/Start", start("sleep 300"), **{"Connect-Timeout-Ms": "300"})
     assert late[-1][1]["error"]["code"] == "deadline_exceeded"
 

@@ -72,6 +72,7 @@ def test_executions(server: Server) -> None:
         assert text(heard, "stderr") == "err\n"
         assert await client.run("export X=1; cd /tmp") == ""
         assert await client.run('echo "[$X]"; pwd; test -t 0 || echo no tty') == "[]\n/\nno tty\n"
+        assert "line 1: `echo ('" in await client.run("echo (")
         huge = f"print({'x' * 300_000!r} == 'x' * 300000)"
         assert await client.run(huge, "python") == "True\n"
         assert "code" not in await client.run("ls -A /tmp")

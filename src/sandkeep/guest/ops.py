@@ -59,7 +59,8 @@ OPS: Dict[str, Tuple[Callable[..., Any], Schema]] = {
         **_START, "code": (text, REQUIRED), "stdin": (flag, False), "record": (flag, True), "background": (flag, False),
         "max_output": (_SIZE, None)}),
     "start": (runs.start, {
-        **_START, "argv": (argv, None), "code": (text, None), "pty": (flag, False), "cols": (_CELLS, 80), "rows": (_CELLS, 24)}),
+        **_START, "argv": (argv, None), "code": (text, None), "stdin": (flag, True), "follow": (flag, False), "pty": (flag, False),
+        "cols": (_CELLS, 80), "rows": (_CELLS, 24)}),
     "attach": (runs.attach, {"pid": (_PID, REQUIRED), "positions": (positions, None)}),
     "wait": (runs.wait, {"pid": (_PID, REQUIRED), "timeout": (_SECONDS, None)}),
     "signal": (runs.send_signal, {"pid": (_PID, REQUIRED), "signal": (_signal, 15), "tree": (flag, True)}),

@@ -299,25 +299,33 @@ def run(guest: Guest, conn: Connection, code: str, cwd: Optional[str], env: Opti
     return None
 
 
-def start(guest: Guest, conn: Connection, argv: Optional[List[str]], code: Optional[str], pty: bool, cols: int, rows: int,
-          cwd: Optional[str], env: Optional[Dict[str, str]], user: Optional[Union[str, int]], timeout: Optional[float],
-          tag: Optional[str]) -> Dict[str, Any]:  # fmt: skip
+def start(guest: Guest, conn: Connection, argv: Optional[List[str]], code: Optional[str], stdin: bool, follow: bool, pty: bool,
+          cols: int, rows: int, cwd: Optional[str], env: Optional[Dict[str, str]], user: Optional[Union[str, int]],
+          timeout: Optional[float], tag: Optional[str]) -> Optional[Dict[str, Any]]:  # fmt: skip
     if (argv is not None and code is not None) or (argv is None and code is None and not pty):
         raise Problem(BAD_ARGUMENT, "give either argv or code; neither is a shell on a terminal")
+    if pty and not stdin:
+        raise Problem(BAD_ARGUMENT, "a terminal is its process's input: stdin can't be false")
     shell = guest.session.shell
     words = argv or (shell.argv() if code is not None else [shell.program])
     plan = Plan(guest, words, code, cwd, env, user, tag)
+    if not stdin:  # `code` is what starts it again
+        plan.about["code"] = "exec </dev/null; " + plan.about["code"]
     script = Script(guest, code, save=False) if code is not None else None
     try:
         fds = script.fds if script else {}
-        process = plan.on_terminal(fds, cols, rows) if pty else plan.on_pipes(fds, True, True)
+        process = plan.on_terminal(fds, cols, rows) if pty else plan.on_pipes(fds, stdin, True)
     finally:
         if script:
             script.close()
     guest.table.add(process)
     if timeout is not None:
         process.limit(timeout)
-    return {"ok": True, "pid": process.pid}
+    if not follow:
+        return {"ok": True, "pid": process.pid}
+    conn.send_json({"started": process.pid})
+    Follow(guest, conn, process, {}, None)
+    return None
 
 
 # --- on processes that run

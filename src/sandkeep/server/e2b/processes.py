@@ -1,8 +1,6 @@
 """`process.Process`: what E2B starts are the guest's processes, with its process table, its output rings and its signals.
 
-The guest starts a process and lets it be followed in two requests, and with nobody following it keeps only the last MiB. So a
-process begins behind a gate: it becomes its program when a line arrives, which is sent once its output is followed. Started again
-later, as by a resume without memory, it does not wait; and no gate stays closed.
+A process is followed from its first byte by the request that starts it: nothing of its output can be lost.
 """
 
 from __future__ import annotations
@@ -10,9 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
-import posixpath
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 from sandkeep.errors import FileError, FileMissing, ProcessNotFound, SandboxDead
@@ -22,10 +18,6 @@ from sandkeep.server.e2b.rpc import Message, part
 
 _CHUNK = {"stdout": 32 << 10, "stderr": 32 << 10, "pty": 16 << 10}
 _SIGNALS = {"SIGNAL_SIGKILL": 9, "SIGNAL_SIGTERM": 15, 9: 9, 15: 15}
-_GATE = ["/bin/bash", "--norc", "--noprofile", "-c"]
-_OPEN = '(( EPOCHSECONDS - ${0#e2b-} < 10 )) && read -rt 5 _; exec "$@"'
-_EMPTY = _OPEN + " </dev/null"
-_NAME = "e2b-"
 KEEP_ALIVE: Message = {"event": {"keepalive": {}}}
 
 
@@ -34,33 +26,30 @@ async def start(box: Box, asked: Message, timeout: float | None) -> AsyncGenerat
     args, cwd = config.get("args") or [], config.get("cwd") or ""
     if not config.get("cmd") or not isinstance(args, list) or not isinstance(cwd, str):
         raise RpcError("invalid_argument", "a process has a cmd, a list of args and a text for its cwd")
-    cwd, argv = box.path(cwd), [config["cmd"], *args]
-    fields: dict[str, Any] = {"argv": argv, "cwd": cwd, "user": box.user}
+    fields: dict[str, Any] = {"argv": [config["cmd"], *args], "cwd": box.path(cwd), "user": box.user, "follow": True}
     for name, value in (("env", config.get("envs")), ("tag", asked.get("tag")), ("timeout", timeout)):
         if value:
             fields[name] = value
     pty = asked.get("pty") is not None
     if pty:
         fields |= {"pty": True, **_size(asked)}
-    else:
-        fields["argv"] = [*_GATE, _EMPTY if asked.get("stdin") is False else _OPEN, f"{_NAME}{int(time.time())}", *argv]
-    pid = await _launch(box, fields)
-    yield {"event": {"start": {"pid": pid}}}
-    async with contextlib.aclosing(_follow(box, pid, {}, pty=pty, gated=not pty)) as followed:
+    elif asked.get("stdin") is False:
+        fields["stdin"] = False
+    async with contextlib.aclosing(_follow(box, "start", fields, pty=pty)) as followed:
         async for message in followed:
             yield message
 
 
-async def _launch(box: Box, fields: dict[str, Any]) -> int:
+@contextlib.contextmanager
+def _refusing(cwd: str) -> Iterator[None]:
+    """In E2B's words, why a process can't be started."""
     try:
-        pid: int = (await box.link.call("start", **fields))["pid"]
+        yield
     except FileMissing as error:
-        missing = posixpath.normpath(fields["cwd"])
-        said = f"cwd '{missing}' does not exist" if missing in error.message else error.message
+        said = f"cwd '{cwd}' does not exist" if error.message.startswith(f"{cwd}: ") else error.message
         raise RpcError("invalid_argument", said) from None
     except FileError as error:
         raise RpcError("invalid_argument", error.message) from None
-    return pid
 
 
 async def connect(box: Box, asked: Message, _: float | None) -> AsyncGenerator[Message, None]:
@@ -68,23 +57,27 @@ async def connect(box: Box, asked: Message, _: float | None) -> AsyncGenerator[M
     found = await _find(box, asked)
     at = {name: place["end"] for name, place in found["positions"].items()} if found["running"] else {}
     yield {"event": {"start": {"pid": found["pid"]}}}
+    fields = {"pid": found["pid"], "positions": at}
     async with contextlib.aclosing(
-        _follow(box, found["pid"], at, pty=found["pty"], quiet=not found["running"])
+        _follow(box, "attach", fields, pty=found["pty"], quiet=not found["running"])
     ) as followed:
         async for message in followed:
             yield message
 
 
 async def _follow(
-    box: Box, pid: int, at: dict[str, int], *, pty: bool, quiet: bool = False, gated: bool = False
+    box: Box, op: str, fields: dict[str, Any], *, pty: bool, quiet: bool = False
 ) -> AsyncGenerator[Message, None]:
     """Output and the end. When the guest hangs up, since the sandbox is being saved or forked, it goes on where it was."""
+    at: dict[str, int] = fields.get("positions", {})
     while True:
         try:
-            async with box.link.stream("attach", {"pid": pid, "positions": at}, timeout=None) as events:
-                if gated:
-                    gated = False
-                    await _write(box, pid, b"\n")
+            async with box.link.stream(op, fields, timeout=None) as events:
+                if op == "start":
+                    with _refusing(fields["cwd"]):
+                        pid = (await events.first_json())["started"]
+                    op, fields = "attach", {"pid": pid}
+                    yield {"event": {"start": {"pid": pid}}}
                 async for kind, data in events:
                     if kind not in ("stdout", "stderr"):
                         continue
@@ -96,7 +89,10 @@ async def _follow(
                 final = events.result
             break
         except SandboxDead:
+            if op == "start":
+                raise
             await box.again()
+            fields = {"pid": fields["pid"], "positions": at}
     if final["timed_out"]:
         raise RpcError("deadline_exceeded", "the command was killed at its time-out")
     yield {"event": {"end": _ended(final)}}
@@ -137,8 +133,6 @@ async def list_(box: Box, _: Message) -> Message:
 
 def _shown(one: dict[str, Any]) -> Message:
     argv = one["argv"]
-    if argv[: len(_GATE)] == _GATE and argv[len(_GATE) :][:1] in ([_OPEN], [_EMPTY]):
-        argv = argv[len(_GATE) + 2 :]
     config = {"cmd": argv[0], "args": argv[1:], "envs": one["env"], "cwd": one["cwd"]}
     return {"config": config, "pid": one["pid"], **({"tag": one["tag"]} if one["tag"] else {})}
 

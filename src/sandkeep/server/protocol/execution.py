@@ -12,7 +12,8 @@ import contextlib
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
 
 from sandkeep.errors import ProcessNotFound, SandboxDead, SandkeepError
 from sandkeep.sandbox import AsyncProcess, AsyncSandbox
@@ -23,8 +24,6 @@ from sandkeep.sessions import SessionState
 TAG = "websocket"
 MOST_STDIN = 16 << 20
 _ARGUMENT = 100_000
-_GATE = "IFS= read -r _;"
-"""A process reads a line before it becomes, or runs, the program: nothing is written before somebody follows."""
 _RETRY = 0.05
 _PATIENCE = 60.0
 
@@ -59,7 +58,7 @@ class Execution:
 
     async def start(self, language: str, code: str) -> None:
         """Returns when the process is there; raises if it could not be started."""
-        self._live = asyncio.create_task(self._run(lambda sandbox: self._begin(sandbox, language, code)))
+        self._live = asyncio.create_task(self._run(language, code))
         await asyncio.shield(self._started)
 
     async def adopt(self, pid: int, read: dict[str, int]) -> None:
@@ -71,7 +70,7 @@ class Execution:
     def resume(self) -> None:
         """Read on, after a pause."""
         self.suspended = False
-        self._live = asyncio.create_task(self._run(None))
+        self._live = asyncio.create_task(self._run())
 
     async def close(self) -> None:
         """Stop following; the process is not touched."""
@@ -104,13 +103,10 @@ class Execution:
             return False
         self.touched = time.monotonic()
         if body and self.running:
-            self._queue(body)
+            self._input.append(body)
+            self._input_size += len(body)
+            self._more_input.set()
         return True
-
-    def _queue(self, body: bytes) -> None:
-        self._input.append(body)
-        self._input_size += len(body)
-        self._more_input.set()
 
     @contextlib.asynccontextmanager
     async def killing(self) -> AsyncIterator[None]:
@@ -126,21 +122,24 @@ class Execution:
 
     # the life of it
 
-    async def _run(self, begin: Callable[[AsyncSandbox], Awaitable[None]] | None) -> None:
-        """Hold the sandbox in use and follow the process; go on over whatever closes the connection but not the process."""
+    async def _run(self, language: str = "", code: str = "") -> None:
+        """Hold the sandbox in use, start the process if it is not there, and follow it; go on over whatever closes the
+        connection but not the process."""
         lost_at: float | None = None
         try:
             while True:
                 async with self._services.keeper.use(self._id) as session:
                     sandbox = await self._services.hands.handle(session)
-                    if begin is not None:
-                        await begin(sandbox)
-                        begin = None
                     before = dict(self.output.read)
                     try:
-                        await self._follow(sandbox)
+                        if self._started.done():
+                            await self._follow(sandbox, "attach", {"pid": self.pid, "positions": self.output.read})
+                        else:
+                            await self._follow(sandbox, "start", await self._asked(sandbox, language, code))
                         return
                     except SandboxDead:
+                        if not self._started.done():
+                            raise
                         if lost_at is None or self.output.read != before:
                             lost_at = time.monotonic()
                         if time.monotonic() - lost_at > _PATIENCE:
@@ -155,18 +154,19 @@ class Execution:
                 self._started.set_exception(error)
             self._end(str(error))
 
-    async def _begin(self, sandbox: AsyncSandbox, language: str, code: str) -> None:
+    async def _asked(self, sandbox: AsyncSandbox, language: str, code: str) -> dict[str, Any]:
         if len(code.encode("utf-8", "replace")) > _ARGUMENT:
             self._file = f"/tmp/.code-{secrets.token_hex(8)}"
             await sandbox.files.write(self._file, code)
-        argv = _argv(language, code, self._file)
-        self.pid = (await sandbox._link.call("start", argv=argv, cwd="/", user="root", tag=TAG))["pid"]
-        self._queue(b"\n")
-        self._started.set_result(None)
+        program = ["python3", "-u"] if language == "python" else ["bash"]
+        argv = [*program, *(["-c", code] if self._file is None else [self._file])]
+        return {"argv": argv, "cwd": "/", "user": "root", "tag": TAG, "follow": True}
 
-    async def _follow(self, sandbox: AsyncSandbox) -> None:
-        fields = {"pid": self.pid, "positions": self.output.read}
-        async with sandbox._link.stream("attach", fields, timeout=None) as events:
+    async def _follow(self, sandbox: AsyncSandbox, op: str, fields: dict[str, Any]) -> None:
+        async with sandbox._link.stream(op, fields, timeout=None) as events:
+            if op == "start":
+                self.pid = (await events.first_json())["started"]
+                self._started.set_result(None)
             feeding = asyncio.create_task(self._feed(AsyncProcess(sandbox._link, self.pid)))
             try:
                 async for kind, data in events:
@@ -227,10 +227,3 @@ class Execution:
             self.output.end()
             self.ended = True
             self._news.set()
-
-
-def _argv(language: str, code: str, file: str | None) -> list[str]:
-    if language == "bash" and file is None:
-        return ["bash", "-c", _GATE + code]
-    program = ["python3", "-u"] if language == "python" else ["bash"]
-    return ["/bin/sh", "-c", f'{_GATE} exec "$@"', "sh", *program, *(["-c", code] if file is None else [file])]
