@@ -48,7 +48,7 @@ def test_checkpoints_go_to_the_server_and_come_back_on_another_machine(key: str,
 
 def test_what_arrives_damaged_is_not_kept(key: str, served: Served) -> None:  # noqa: F811
     api = served.api(key)
-    told(api.put("/storage/a", content=b"data", headers={"Content-SHA256": "0" * 64}), 500, "CORRUPT")
+    told(api.put("/storage/a", content=b"data", headers={"Content-SHA256": "0" * 64}), 422, "CORRUPT")
     told(api.put("/storage/a", content=b"data"), 400, "BAD_ARGUMENT")
     told(api.get("/storage/a"), 404, "NOT_FOUND")
 

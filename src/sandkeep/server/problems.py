@@ -50,7 +50,12 @@ class Unauthorized(e.Denied):
     """No key, or not a valid one."""
 
 
+class Damaged(e.Corrupt):
+    """What a client sent is damaged; the server's own data is not."""
+
+
 STATUS[Unauthorized] = 401
+STATUS[Damaged] = 422
 
 
 def status_of(error: SandkeepError) -> int:

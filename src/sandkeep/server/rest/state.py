@@ -8,8 +8,10 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from sandkeep.errors import Corrupt
 from sandkeep.sandbox._async.bridge import blocking
 from sandkeep.server.auth import Caller, Use
+from sandkeep.server.problems import Damaged
 from sandkeep.server.services import Services
 from sandkeep.server.shapes import shown
 from sandkeep.server.streams import streamed
@@ -41,4 +43,7 @@ async def import_(caller: Caller, services: Use, id: str, request: Request) -> d
             async for piece in request.stream():
                 await blocking(file.write, piece)
             file.seek(0)
-            return dict(shown(await services.alone(id, sandbox.import_state(file))))
+            try:
+                return dict(shown(await services.alone(id, sandbox.import_state(file))))
+            except Corrupt as error:
+                raise Damaged(error.message, error.remedy, **error.details) from error

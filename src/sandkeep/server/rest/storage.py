@@ -12,9 +12,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
 
-from sandkeep.errors import BadArgument, Corrupt, NotFound, StoreFull, TooLarge
+from sandkeep.errors import BadArgument, NotFound, StoreFull, TooLarge
 from sandkeep.sandbox._async.bridge import blocking
 from sandkeep.server.auth import Caller, Use
+from sandkeep.server.problems import Damaged
 from sandkeep.server.services import Services
 from sandkeep.server.shapes import Body
 from sandkeep.sessions import Scope
@@ -93,7 +94,7 @@ async def put(
         if len(data) > LARGEST:
             raise TooLarge(f"an object may have at most {LARGEST} bytes", "send smaller ones")
     if (await blocking(hashlib.sha256, data)).hexdigest() != content_sha256.lower():
-        raise Corrupt(f"{name} did not arrive as it was sent", "send it again")
+        raise Damaged(f"{name} did not arrive as it was sent", "send it again")
     await request.app.state.quotas.put(caller, await _objects(services, caller), name, bytes(data))
     return Response(status_code=204)
 
