@@ -105,7 +105,7 @@ def end_tree(root: Optional[int], run: str) -> bool:
         pids = tree(root, run)
         if not pids:
             return True
-        kill(pids, signal.SIGKILL)
+        kill(sorted(pids, key=lambda pid: pid != root), signal.SIGKILL)  # the root first: it must not see its child die
     return False
 
 

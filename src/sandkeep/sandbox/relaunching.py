@@ -9,6 +9,7 @@ from sandkeep.model import RestoreReport
 from sandkeep.sandbox.machine import Machine, wait_until
 
 PORT_SECONDS = 30.0
+ONE_OFF = "websocket"  # the tag of executions over the WebSocket protocol
 
 
 def running(machine: Machine) -> list[dict[str, Any]]:
@@ -24,7 +25,7 @@ def report(
 ) -> RestoreReport:
     """Start the recorded background processes again if asked, and say what became of everything that ran."""
     alive = [process for process in recorded if process["exit_code"] is None]
-    again = [process for process in alive if process["background"] and not process["pty"]] if relaunch else []
+    again = [process for process in alive if _repeatable(process)] if relaunch else []
     started, lost = [], [process["code"] for process in alive if process not in again]
     for process in again:
         try:
@@ -36,6 +37,11 @@ def report(
     if ended:
         why = "; ".join(filter(None, [why, f"ended by the restore: {', '.join(ended)}"]))
     return RestoreReport("relaunched" if started else "files", started, lost, why)
+
+
+def _repeatable(process: dict[str, Any]) -> bool:
+    """A service may be started again; a terminal's or a one-off execution's work must not be done twice."""
+    return bool(process["background"]) and not process["pty"] and process["tag"] != ONE_OFF
 
 
 def _start(machine: Machine, process: dict[str, Any]) -> None:
