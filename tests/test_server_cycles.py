@@ -14,7 +14,7 @@ from serving import Served, made, ran, serving, until
 
 CYCLES = 20
 EVERY = 3  # cycles a kill
-LONGEST = 2.5  # seconds from the beginning of a cycle to the kill
+LONGEST = 1.3  # seconds from the beginning of a cycle to the kill
 COUNT = "i=0; while true; do i=$((i+1)); echo $i > .n; mv .n n; sleep 0.05; done"
 
 

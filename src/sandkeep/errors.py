@@ -213,7 +213,7 @@ class Unsupported(SandkeepError):
 
 def by_code(code: str) -> type[SandkeepError]:
     """The class that carries this code: how an error comes back from the other side of a wire."""
-    found = {kind.code: kind for kind in _tree(SandkeepError)}
+    found = {kind.code: kind for kind in reversed(_tree(SandkeepError))}  # of a code that several carry: the most general
     return found.get(code, SandkeepError)
 
 
