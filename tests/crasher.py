@@ -10,7 +10,19 @@ from pathlib import Path
 from sandkeep import Sandbox
 from sandkeep.sandbox import journal
 
-OPERATIONS = ("create", "snapshot", "snapshot-busy", "restore", "restore-dead", "fork", "checkpoint", "restore-checkpoint", "kill", "pause", "resume")
+OPERATIONS = (
+    "create",
+    "snapshot",
+    "snapshot-busy",
+    "restore",
+    "restore-dead",
+    "fork",
+    "checkpoint",
+    "restore-checkpoint",
+    "kill",
+    "pause",
+    "resume",
+)
 
 
 def main() -> None:

@@ -17,7 +17,9 @@ class Faulty:
     """`fault(n, verb, name)` is asked before operation n and answers None or what goes wrong: "fail" (nothing happened), "lost"
     (it happened, the answer got lost), "crash", "crash after", "short" (a get that ends early), or seconds to hang."""
 
-    def __init__(self, inner: Objects, fault: Callable[[int, str, str], str | float | None] = lambda n, verb, name: None) -> None:
+    def __init__(
+        self, inner: Objects, fault: Callable[[int, str, str], str | float | None] = lambda n, verb, name: None
+    ) -> None:
         self.inner, self.fault = inner, fault
         self.url, self.parallel = inner.url, inner.parallel
         self.log: list[tuple[str, str]] = []

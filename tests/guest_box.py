@@ -72,7 +72,9 @@ class Box:
 @contextmanager
 def guest(run_dir: Path, before: str = "") -> Iterator[Box]:
     """`before` is Python that runs before the guest does."""
-    start = f"import sys; sys.path[:0] = [{str(guest_source().parent)!r}]\n{before}\nfrom guest.main import main; main()"
+    start = (
+        f"import sys; sys.path[:0] = [{str(guest_source().parent)!r}]\n{before}\nfrom guest.main import main; main()"
+    )
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", "-B", "-X", "utf8", "-c", start],
         env={"SANDKEEP_RUN": str(run_dir)},

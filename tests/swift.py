@@ -30,9 +30,18 @@ class Swift:
     def bucket(self) -> str:
         """A new bucket's name."""
         name = f"b{secrets.token_hex(6)}"
-        store = S3Store(name, endpoint=self.endpoint, access_key_id="test:tester", secret_access_key="testing", region="us-east-1", client_options={"allow_http": True})
+        store = S3Store(
+            name,
+            endpoint=self.endpoint,
+            access_key_id="test:tester",
+            secret_access_key="testing",
+            region="us-east-1",
+            client_options={"allow_http": True},
+        )
         url = obstore.sign(store, "PUT", "", timedelta(minutes=5))
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(urllib.request.Request(url, method="PUT"), timeout=60) as answer:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
+            urllib.request.Request(url, method="PUT"), timeout=60
+        ) as answer:
             assert answer.status == 200
         return name
 
@@ -44,7 +53,9 @@ def swift(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swift]:
         pytest.fail(f"the S3 tests need OpenStack Swift: run tools/swift.sh install {env}")
     folder = tmp_path_factory.mktemp("swift")
     with open(folder / "log", "wb") as log:
-        server = subprocess.Popen([SCRIPT, "run", env, folder / "data"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
+        server = subprocess.Popen(
+            [SCRIPT, "run", env, folder / "data"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
+        )
     assert server.stdin is not None
     assert server.stdout is not None
     try:

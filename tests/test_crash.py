@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Make
 
+from conftest import Make
 from sandkeep import Sandbox
 from sandkeep.errors import SandboxNotFound
 from sandkeep.sandbox.home import Home
@@ -23,7 +23,10 @@ CRASHER = Path(__file__).with_name("crasher.py")
 def crash(home: Path, operation: str, at: int, *argument: str) -> str | None:
     """The step it died at; None when the operation ended first."""
     done = subprocess.run(
-        [sys.executable, str(CRASHER), str(home), operation, str(at), *argument], capture_output=True, text=True, timeout=170
+        [sys.executable, str(CRASHER), str(home), operation, str(at), *argument],
+        capture_output=True,
+        text=True,
+        timeout=170,
     )
     if done.returncode == 0:
         return None

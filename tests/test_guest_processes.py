@@ -70,7 +70,9 @@ def ring_end(box: Box, pid: int) -> int:
 def test_a_command_outlives_its_client_and_can_be_found_again(box: Box, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
-    with box.link.stream("run", {"code": f"echo before; read line <{gate}; echo after; kept=1"}, timeout=PATIENCE) as events:
+    with box.link.stream(
+        "run", {"code": f"echo before; read line <{gate}; echo after; kept=1"}, timeout=PATIENCE
+    ) as events:
         pid = events.first_json()["started"]
     gate.write_text("go\n")
     done = box.attach(pid)
@@ -78,7 +80,10 @@ def test_a_command_outlives_its_client_and_can_be_found_again(box: Box, tmp_path
     assert box.text("printf %s $kept") == "1"
 
 
-@pytest.mark.parametrize("escape", ["sleep 600 &", "setsid sleep 600 &", "(setsid sleep 600 &);", "nohup sh -c 'trap \"\" TERM; sleep 600' &"])
+@pytest.mark.parametrize(
+    "escape",
+    ["sleep 600 &", "setsid sleep 600 &", "(setsid sleep 600 &);", "nohup sh -c 'trap \"\" TERM; sleep 600' &"],
+)
 def test_a_timeout_ends_the_whole_tree(box: Box, tmp_path: Path, escape: str) -> None:
     done = box.run(f"{escape} trap '' TERM INT; echo $$; sleep 600", timeout=1)
     assert done.exit_code == 124
@@ -148,7 +153,9 @@ def test_a_process_is_followed_from_its_first_byte_by_the_request_that_starts_it
 
 @pytest.mark.parametrize("fields", [{"code": "v=1; echo $v; read x; echo $x"}, {"argv": ["sh", "-c", "echo 1; read x; echo $x"]},
                                     {"argv": ["sh", "-c", "stty -echo -onlcr; echo 1; read x; echo $x"], "pty": True}])  # fmt: skip
-def test_a_follower_that_leaves_takes_neither_the_process_nor_its_output_nor_its_input(box: Box, fields: dict[str, object]) -> None:
+def test_a_follower_that_leaves_takes_neither_the_process_nor_its_output_nor_its_input(
+    box: Box, fields: dict[str, object]
+) -> None:
     with box.link.stream("start", {**fields, "follow": True}, timeout=PATIENCE) as events:
         pid = events.first_json()["started"]
         assert next(events) == ("stdout", b"1\n")
@@ -168,7 +175,9 @@ def test_a_process_without_input_has_an_empty_one(box: Box) -> None:
         with pytest.raises(ProcessNotFound):
             box.stdin(pid, b"x")
         line = box.link.call("process", pid=pid)["code"]
-        assert box.link.call("wait", pid=start(box, code=line), timeout=60)["exit_code"] == 0, "started again it has none either"
+        assert box.link.call("wait", pid=start(box, code=line), timeout=60)["exit_code"] == 0, (
+            "started again it has none either"
+        )
     with pytest.raises(BadArgument):
         start(box, pty=True, stdin=False)
     for wrong in ({"stdin": 1}, {"follow": "yes"}):
@@ -229,7 +238,14 @@ def test_the_list_tells_what_runs_and_what_ran(box: Box) -> None:
     box.link.call("wait", pid=ended, timeout=60)
     told = {one["pid"]: one for one in box.link.call("list")["processes"]}
     web = told[pid]
-    assert (web["running"], web["exit_code"], web["tag"], web["cwd"], web["env"], web["pty"]) == (True, None, "web", "/usr", {"E": "2"}, False)
+    assert (web["running"], web["exit_code"], web["tag"], web["cwd"], web["env"], web["pty"]) == (
+        True,
+        None,
+        "web",
+        "/usr",
+        {"E": "2"},
+        False,
+    )
     assert web["background"] is True
     assert web["ports"] == [port]
     assert web["argv"][1] == "-c"

@@ -161,7 +161,10 @@ def test_history_inside_and_outside_is_one_list(box: Box) -> None:
 
 def test_secrets_are_in_the_environment_and_nowhere_else(box: Box) -> None:
     box.link.call("secrets_set", secrets={"API_KEY": "s3cr3t-value", "PIN": "42"})
-    assert box.text("printf %s $API_KEY$PIN; copy=$API_KEY; export OTHER=x$API_KEY; n=42; API_KEY=changed") == "s3cr3t-value42"
+    assert (
+        box.text("printf %s $API_KEY$PIN; copy=$API_KEY; export OTHER=x$API_KEY; n=42; API_KEY=changed")
+        == "s3cr3t-value42"
+    )
     assert box.text("printf %s $API_KEY; echo s3cr3t-value >/dev/null") == "s3cr3t-value"
     assert box.text("printf %s $copy") == "s3cr3t-value"
     box.link.call("run", code="sleep 600 # s3cr3t-value", background=True, env={"T": "s3cr3t-value"})
@@ -182,7 +185,10 @@ def test_the_whole_session_can_be_carried_to_another_guest(box: Box, tmp_path: P
     with guest(other) as second:
         second.text("gone=1; export GONE=1")
         second.link.call("session_set", **session)
-        assert second.text("echo $PWD $A ${b[1]} $(f 2) * ${LANG-none} $(umask) ${gone-}${GONE-}") == "/usr é 1 y f2 * none 0027\n"
+        assert (
+            second.text("echo $PWD $A ${b[1]} $(f 2) * ${LANG-none} $(umask) ${gone-}${GONE-}")
+            == "/usr é 1 y f2 * none 0027\n"
+        )
         again = second.link.call("session_get")
         assert again["history"][: len(session["history"])] == session["history"]
 

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Make
 
+from conftest import Make
 from sandkeep import Limits, Sandbox
 from sandkeep.errors import GuestLied, SandboxDead, SandkeepError
 from sandkeep.model import WORKSPACE
@@ -58,7 +58,10 @@ def test_what_is_not_seen_from_inside(sb: Sandbox, tmp_path: Path) -> None:
         assert name not in seen.split()
     assert "user" in seen
     assert not sb.files.exists(str(tmp_path))
-    assert sb.commands.run("ls /root/.ssh /root/.claude /var/lib/postgresql 2>/dev/null | wc -l", user="root").stdout == "0\n"
+    assert (
+        sb.commands.run("ls /root/.ssh /root/.claude /var/lib/postgresql 2>/dev/null | wc -l", user="root").stdout
+        == "0\n"
+    )
     other = Sandbox(home=sb._home.path, runtime="runc")
     other.commands.run("exec -a marker-of-the-other sleep 1000", background=True)
     assert "marker-of-the-other" not in sb.commands.run("ps axww", user="root").stdout

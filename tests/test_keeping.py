@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Make
 
+from conftest import Make
 from sandkeep import AsyncSandbox, Sandbox, Store, list_checkpoints
 from sandkeep.errors import BadArgument, CheckpointNotFound, Corrupt, FloorNotReached, SandkeepError
 from sandkeep.model import WORKSPACE
@@ -71,7 +71,10 @@ def test_on_another_machine(make: Make, home: Path, tmp_path: Path) -> None:
     sb.kill()
     elsewhere = tmp_path / "elsewhere"
     with Sandbox(home=elsewhere, runtime="runc", store=tmp_path / "store", from_checkpoint=kept.id) as again:
-        assert again.commands.run("pwd; cat kept; f; echo $K; ls /etc/hosts 2>&1 | tail -c 10").stdout == "/tmp\nkept\nfun\nv\ndirectory\n"
+        assert (
+            again.commands.run("pwd; cat kept; f; echo $K; ls /etc/hosts 2>&1 | tail -c 10").stdout
+            == "/tmp\nkept\nfun\nv\ndirectory\n"
+        )
         assert again.checkpoint().parent_id == kept.id
 
 
@@ -104,7 +107,10 @@ def test_a_database_under_load_reopens_clean(make: Make, tmp_path: Path) -> None
 
 def test_scope_workspace_leaves_out_and_says_what(make: Make) -> None:
     sb = make()
-    sb.commands.run("mkdir -p node_modules/x venv src/venv .cache; echo 1 > node_modules/x/i.js; echo 2 > src/venv/code.py; echo 3 > keep; echo 4 > /opt/elsewhere", user="root")
+    sb.commands.run(
+        "mkdir -p node_modules/x venv src/venv .cache; echo 1 > node_modules/x/i.js; echo 2 > src/venv/code.py; echo 3 > keep; echo 4 > /opt/elsewhere",
+        user="root",
+    )
     sb.commands.run("touch venv/pyvenv.cfg venv/big; echo 5 > .cache/z", user="root")
     kept = sb.checkpoint(scope="workspace")
     names = {info.path for info in Store(home=sb._home.path).find(kept.id, "**/*")}
@@ -124,7 +130,9 @@ def test_exported_state_is_whole_and_replaces(make: Make, tmp_path: Path) -> Non
     other = make()
     other.commands.run("echo extra > extra; cd /")
     other.import_state(blob)
-    assert other.commands.run("pwd; cd ~/workspace; ls; stat -c %h f; echo $E $v").stdout == "/tmp\nf\ng\nl\n2\n1 shell\n"
+    assert (
+        other.commands.run("pwd; cd ~/workspace; ls; stat -c %h f; echo $E $v").stdout == "/tmp\nf\ng\nl\n2\n1 shell\n"
+    )
     with open(tmp_path / "state", "rb") as file:
         other.import_state(file)
     damaged = bytearray(blob)

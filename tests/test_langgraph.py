@@ -53,14 +53,21 @@ def at(thread: str, id: str | None = None, namespace: str = "") -> Any:
 
 
 def put(
-    saver: CheckpointSaver, thread: str, values: dict[str, Any] | None = None, parent: str | None = None, id: str = "", **about: Any
+    saver: CheckpointSaver,
+    thread: str,
+    values: dict[str, Any] | None = None,
+    parent: str | None = None,
+    id: str = "",
+    **about: Any,
 ) -> Any:
     """A checkpoint whose channels are all at version 1, as the crudest caller would write it."""
     checkpoint = empty_checkpoint()
     checkpoint["id"] = id or checkpoint["id"]
     checkpoint["channel_values"] = values or {}
     checkpoint["channel_versions"] = dict.fromkeys(values or {}, 1)
-    return saver.put(at(thread, parent), checkpoint, {"source": "loop", "step": 0, **about}, checkpoint["channel_versions"])  # type: ignore[typeddict-item]
+    return saver.put(
+        at(thread, parent), checkpoint, {"source": "loop", "step": 0, **about}, checkpoint["channel_versions"]
+    )  # type: ignore[typeddict-item]
 
 
 # --- the published suite
@@ -129,7 +136,10 @@ def test_async_graphs(saver: CheckpointSaver) -> None:
 
 
 class Talk(TypedDict):
-    words: Annotated[list[str], DeltaChannel(lambda words, writes: [*words, *(w for each in writes for w in each)], snapshot_frequency=4)]
+    words: Annotated[
+        list[str],
+        DeltaChannel(lambda words, writes: [*words, *(w for each in writes for w in each)], snapshot_frequency=4),
+    ]
     turn: int
 
 
@@ -145,7 +155,9 @@ def talking(saver: CheckpointSaver) -> Any:
 def talk(graph: Any, turns: int) -> list[str]:
     words: list[str] = []
     for turn in range(turns):
-        words = graph.invoke({"words": [f"u{turn}"], "turn": turn}, {**at("t"), "run_id": None}, durability="sync")["words"]
+        words = graph.invoke({"words": [f"u{turn}"], "turn": turn}, {**at("t"), "run_id": None}, durability="sync")[
+            "words"
+        ]
     return words
 
 
@@ -156,7 +168,9 @@ def test_delta_channels_are_rebuilt_at_every_checkpoint_and_as_the_default_walk_
     assert graph.get_state(at("t")).values["words"] == words
     for state in graph.get_state_history(at("t")):
         assert state.values.get("words", []) == words[: len(state.values.get("words", []))]
-        walked = super(CheckpointSaver, saver).get_delta_channel_history(config=state.config, channels=["words", "turn"])
+        walked = super(CheckpointSaver, saver).get_delta_channel_history(
+            config=state.config, channels=["words", "turn"]
+        )
         assert saver.get_delta_channel_history(config=state.config, channels=["words", "turn"]) == walked
 
 
@@ -176,7 +190,9 @@ def test_pruning_keeps_what_delta_channels_are_rebuilt_from(saver: CheckpointSav
 def test_runs_that_delta_channels_live_on_are_not_deleted(saver: CheckpointSaver) -> None:
     graph = talking(saver)
     for turn in range(2):
-        graph.invoke({"words": ["u"], "turn": turn}, {**at("t"), "metadata": {"run_id": f"run{turn}"}}, durability="sync")
+        graph.invoke(
+            {"words": ["u"], "turn": turn}, {**at("t"), "metadata": {"run_id": f"run{turn}"}}, durability="sync"
+        )
     before = [each.config for each in saver.list(at("t"))]
     with pytest.raises(StateConflict):
         saver.delete_for_runs(["run0"])
@@ -243,7 +259,12 @@ def test_writes_come_back_in_the_order_of_a_live_run(saver: CheckpointSaver) -> 
     saver.put_writes(config, [("__error__", "second")], "task-c")
     found = saver.get_tuple(config)
     assert found is not None
-    assert found.pending_writes == [("task-c", "__error__", "second"), ("task-b", "c", 3), ("task-a", "c", 1), ("task-a", "c", 2)]
+    assert found.pending_writes == [
+        ("task-c", "__error__", "second"),
+        ("task-b", "c", 3),
+        ("task-a", "c", 1),
+        ("task-a", "c", 2),
+    ]
 
 
 def test_a_filter_for_none_matches_only_what_is_there(saver: CheckpointSaver) -> None:
@@ -380,7 +401,9 @@ saver.close()
 
 
 def writer(folder: Path, me: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", WRITER, str(folder), me, SOURCE], stdout=subprocess.PIPE, env=dict(os.environ))
+    return subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(folder), me, SOURCE], stdout=subprocess.PIPE, env=dict(os.environ)
+    )
 
 
 def test_processes_share_a_new_file(tmp_path: Path) -> None:

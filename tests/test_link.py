@@ -178,7 +178,9 @@ def test_async_does_the_same_across_event_loops(box: Box) -> None:
     async def main() -> None:
         assert (await link.ready(PATIENCE, lambda: True))["version"] == 1
         body = [b"z" * (1 << 20)] * 3
-        results = await asyncio.gather(*(async_run(link, f"echo {n}; exit {n}") for n in range(6)), async_run(link, "cat", body))
+        results = await asyncio.gather(
+            *(async_run(link, f"echo {n}; exit {n}") for n in range(6)), async_run(link, "cat", body)
+        )
         assert results[:6] == [(n, b"%d\n" % n) for n in range(6)]
         assert results[6] == (0, b"".join(body))
 
@@ -203,5 +205,7 @@ def test_an_async_caller_that_is_cancelled_leaves_the_link_whole(box: Box) -> No
 
 
 def test_the_generated_twins_are_fresh() -> None:
-    done = subprocess.run([sys.executable, str(ROOT / "tools" / "unasync.py"), "--check"], timeout=PATIENCE, capture_output=True)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "unasync.py"), "--check"], timeout=PATIENCE, capture_output=True
+    )
     assert done.returncode == 0, done.stdout

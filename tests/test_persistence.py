@@ -208,7 +208,11 @@ def test_two_on_one_namespace(make: Make, home: Path) -> None:
     with pytest.raises(StateConflict, match="taken over"):
         first._keeper.save()  # type: ignore[union-attr]
 
-    for act in (lambda: first.commands.run("echo again >> f"), lambda: first.files.write("/tmp/x", "x"), first.snapshot):
+    for act in (
+        lambda: first.commands.run("echo again >> f"),
+        lambda: first.files.write("/tmp/x", "x"),
+        first.snapshot,
+    ):
         with pytest.raises(StateConflict):
             act()
     with pytest.raises(StateConflict):

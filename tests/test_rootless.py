@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 
-import ordinary_user
 import pytest
+
+import ordinary_user
 
 pytestmark = pytest.mark.rootless
 

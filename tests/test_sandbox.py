@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Make
 
+from conftest import Make
 from sandkeep import AsyncSandbox, Limits, Mount, Sandbox, State
 from sandkeep.errors import (
     BadArgument,
@@ -58,7 +58,9 @@ def test_the_whole_day_on_each_runtime(make: Make, runtime: str) -> None:
 
 def test_timeouts_kill_the_whole_tree_on_time(sb: Sandbox) -> None:
     begun = time.monotonic()
-    result = sb.commands.run("(setsid sleep 1000 & setsid sh -c 'trap \"\" TERM HUP; sleep 1001' &) ; sleep 1002", timeout=1)
+    result = sb.commands.run(
+        "(setsid sleep 1000 & setsid sh -c 'trap \"\" TERM HUP; sleep 1001' &) ; sleep 1002", timeout=1
+    )
     assert (result.exit_code, result.error_class) == (124, "TIMEOUT")
     assert time.monotonic() - begun < 60
     assert sb.commands.run("pgrep -f 'sleep 100' || echo none").stdout == "none\n"
@@ -188,11 +190,16 @@ def test_secrets_are_in_the_environment_and_nowhere_else(make: Make, home: Path)
 
 def test_a_sandbox_outlives_its_maker_and_two_may_use_it(home: Path) -> None:
     code = f"from sandkeep import Sandbox; sb = Sandbox(home={str(home)!r}, runtime='runc'); sb.commands.run('X=1; cd /tmp'); print(sb.id)"
-    id = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120).stdout.strip()
+    id = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    ).stdout.strip()
     one, two = Sandbox.connect(id, home=home), Sandbox.connect(id, home=home)
     assert one.commands.run("pwd; echo $X").stdout == "/tmp\n1\n"
     results: list[str] = []
-    threads = [threading.Thread(target=lambda sb=sb: results.append(sb.commands.run("sleep 0.2; echo x").stdout)) for sb in (one, two)]  # type: ignore[misc]
+    threads = [
+        threading.Thread(target=lambda sb=sb: results.append(sb.commands.run("sleep 0.2; echo x").stdout))
+        for sb in (one, two)
+    ]  # type: ignore[misc]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -234,7 +241,10 @@ def test_mounts_and_limits(make: Make, tmp_path: Path) -> None:
         assert hog.exit_code != 0
         assert sb.commands.run("echo still here").stdout == "still here\n"
         snapshot = sb.snapshot()
-        assert "data" not in {path.name for layer in snapshot.layers for path in sb._home.layers.tree(layer).iterdir()} or True
+        assert (
+            "data" not in {path.name for layer in snapshot.layers for path in sb._home.layers.tree(layer).iterdir()}
+            or True
+        )
 
 
 @pytest.mark.parametrize(
@@ -252,7 +262,9 @@ def test_mounts_and_limits(make: Make, tmp_path: Path) -> None:
         ({"from_checkpoint": "latest"}, SandkeepError),
     ],
 )
-def test_bad_arguments_leave_nothing(make: Make, home: Path, options: dict[str, object], error: type[SandkeepError]) -> None:
+def test_bad_arguments_leave_nothing(
+    make: Make, home: Path, options: dict[str, object], error: type[SandkeepError]
+) -> None:
     with pytest.raises(error) as caught:
         make(**options)
     assert caught.value.code
@@ -315,7 +327,11 @@ def test_waiting_has_an_end_of_its_own(sb: Sandbox) -> None:
 
 
 def test_what_is_set_while_a_command_runs_stays_set(sb: Sandbox) -> None:
-    runner = threading.Thread(target=lambda: sb.commands.run("export MADE=1; unset LANG; touch /tmp/runs; while [ ! -e /tmp/go ]; do sleep 0.05; done"))
+    runner = threading.Thread(
+        target=lambda: sb.commands.run(
+            "export MADE=1; unset LANG; touch /tmp/runs; while [ ! -e /tmp/go ]; do sleep 0.05; done"
+        )
+    )
     runner.start()
     deadline = time.monotonic() + 60
     while not sb.files.exists("/tmp/runs") and time.monotonic() < deadline:
@@ -377,7 +393,9 @@ def test_it_says_whether_it_sleeps_or_is_gone(make: Make, home: Path) -> None:
         lambda make, sb: sb.snapshot(5),
     ],
 )
-def test_wrong_types_are_told_plainly(make: Make, home: Path, sb: Sandbox, act: Callable[[Make, Sandbox], object]) -> None:
+def test_wrong_types_are_told_plainly(
+    make: Make, home: Path, sb: Sandbox, act: Callable[[Make, Sandbox], object]
+) -> None:
     with pytest.raises(BadArgument):
         act(make, sb)
     assert [info.id for info in Sandbox.list(home=home)] == [sb.id]

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Make
 
+from conftest import Make
 from sandkeep import Sandbox
 from sandkeep.errors import BadArgument, SandkeepError, SnapshotNotFound
 from sandkeep.model import WORKSPACE
@@ -44,7 +44,10 @@ def test_restore_is_exact_and_can_be_repeated(make: Make, busy: bool) -> None:
         assert sb.commands.run(LOOK, user="root").stdout == before
         assert not sb.files.exists(f"{WORKSPACE}/more")
         assert report.level == "files"
-    assert [one.running for one in sb.commands.list() if one.argv and "sleep 1000" in " ".join(one.argv)] in ([], [False])
+    assert [one.running for one in sb.commands.list() if one.argv and "sleep 1000" in " ".join(one.argv)] in (
+        [],
+        [False],
+    )
 
 
 def test_what_a_running_writer_does_after_the_snapshot_is_not_in_it(sb: Sandbox) -> None:
@@ -87,7 +90,9 @@ def test_nothing_changed_needs_no_layer(sb: Sandbox) -> None:
 
 
 def test_env_shell_and_history_come_back(sb: Sandbox) -> None:
-    sb.commands.run("export E=1; v=plain; arr=(a b 'c d'); greet() { echo hello $1; }; shopt -s extglob; cd /var; alias ll=ls")
+    sb.commands.run(
+        "export E=1; v=plain; arr=(a b 'c d'); greet() { echo hello $1; }; shopt -s extglob; cd /var; alias ll=ls"
+    )
     saved = sb.snapshot()
     count = len(sb.history.list())
     sb.commands.run("unset E v arr; unset -f greet; cd /; export N=1")
@@ -121,7 +126,10 @@ def test_forks_are_independent_at_once(sb: Sandbox, home: Path) -> None:
     assert [one.commands.run("cat f; echo $V").stdout for one in made] == [f"base\n{i}\n{i}\n" for i in range(4)]
     assert sb.commands.run("cat f; echo $V").stdout == "base\nparent\n1\n"
     assert len({one.id for one in made}) == 4
-    randoms = {one.commands.run("python3 -c 'import random; print(random.random())'; cat /proc/sys/kernel/random/uuid").stdout for one in made}
+    randoms = {
+        one.commands.run("python3 -c 'import random; print(random.random())'; cat /proc/sys/kernel/random/uuid").stdout
+        for one in made
+    }
     assert len(randoms) == 4
     grandchild = made[0].fork().fork()
     assert grandchild.commands.run("cat f").stdout == "base\n0\n"
@@ -175,7 +183,9 @@ def test_snapshots_from_many_threads_are_one_after_another(sb: Sandbox) -> None:
 
 def test_background_processes_start_again_on_request(sb: Sandbox) -> None:
     sb.commands.run("exec python3 -m http.server 8200", background=True, tag="web")
-    sb.commands.run("for i in $(seq 600); do python3 - <<< 'import socket; socket.create_connection((\"127.0.0.1\", 8200))' 2>/dev/null && break; sleep 0.1; done")
+    sb.commands.run(
+        "for i in $(seq 600); do python3 - <<< 'import socket; socket.create_connection((\"127.0.0.1\", 8200))' 2>/dev/null && break; sleep 0.1; done"
+    )
     saved = sb.snapshot()
     report = sb.restore(saved, keep=True)
     assert report.level == "relaunched"

@@ -106,7 +106,9 @@ def test_sparse_and_many_small_packs_are_repacked(opened: Open, objects: Objects
     assert collect(repo).removed_objects == 0
 
 
-def test_packs_without_index_go_but_not_while_their_writer_works(opened: Open, objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packs_without_index_go_but_not_while_their_writer_works(
+    opened: Open, objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sandkeep.store.writer.PACK_SIZE", 500)
     monkeypatch.setattr("sandkeep.store.writer.GROUP", 300)
     writing, collecting = opened("w"), opened("c")
@@ -311,7 +313,9 @@ def begun(job: subprocess.Popen[str]) -> None:
 
 def test_many_writers_and_collectors_lose_nothing(tmp_path: Path) -> None:
     Repository.open(open_objects(tmp_path / "store"), tmp_path / "first").close()
-    jobs = [start(tmp_path, "write", n, 8) for n in range(5)] + [start(tmp_path, "collect", 100 + n, 8) for n in range(2)]
+    jobs = [start(tmp_path, "write", n, 8) for n in range(5)] + [
+        start(tmp_path, "collect", 100 + n, 8) for n in range(2)
+    ]
     expected: set[str] = set()
     for job in jobs:
         begun(job)
@@ -335,7 +339,9 @@ def test_killed_writers_and_collectors_lose_nothing(tmp_path: Path) -> None:
             save(repo, f"keep{n}", blobs_of(n))
     dice = random.Random(5)
     for turn in range(4):
-        jobs = [start(tmp_path, "write", turn * 10 + n, 100) for n in range(2)] + [start(tmp_path, "collect", turn, 100)]
+        jobs = [start(tmp_path, "write", turn * 10 + n, 100) for n in range(2)] + [
+            start(tmp_path, "collect", turn, 100)
+        ]
         for job in jobs:
             begun(job)
         time.sleep(dice.random() / 2)

@@ -82,7 +82,9 @@ def test_list_is_sorted_and_goes_on_after_a_name(objects: Objects) -> None:
     inside = [name for name in names if name.startswith("x/")]
     assert [(name, size) for name, size, _ in objects.list("x/")] == [(name, len(name)) for name in inside]
     for after in (*inside, "x/", "x/az", "x/sub/"):
-        assert [name for name, _, _ in objects.list("x/", after=after)] == [name for name in inside if name > after], after
+        assert [name for name, _, _ in objects.list("x/", after=after)] == [name for name in inside if name > after], (
+            after
+        )
 
 
 def test_delete_many(objects: Objects) -> None:
@@ -145,8 +147,13 @@ def test_folder_syncs_file_then_renames_then_syncs_folder(tmp_path: Path, monkey
     assert steps[1:] == ["rename", "sync a"]
 
 
-@pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, StoreFull), (errno.EDQUOT, StoreFull), (errno.EACCES, StoreDenied), (errno.EROFS, StoreDenied)])
-def test_folder_errors_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception]) -> None:
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [(errno.ENOSPC, StoreFull), (errno.EDQUOT, StoreFull), (errno.EACCES, StoreDenied), (errno.EROFS, StoreDenied)],
+)
+def test_folder_errors_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception]
+) -> None:
     objects = open_objects(tmp_path / "s")
     objects.put("a", b"old")
 
@@ -197,7 +204,9 @@ def test_without_keys_nothing_is_contacted(url: str) -> None:
 def test_keys_from_variables_and_files(swift: Swift, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     bucket = swift.bucket()
     (tmp_path / ".aws").mkdir()
-    (tmp_path / ".aws/credentials").write_text("[default]\naws_access_key_id = no\naws_secret_access_key = no\n[good]\naws_access_key_id = test:tester\naws_secret_access_key = testing\n")
+    (tmp_path / ".aws/credentials").write_text(
+        "[default]\naws_access_key_id = no\naws_secret_access_key = no\n[good]\naws_access_key_id = test:tester\naws_secret_access_key = testing\n"
+    )
     (tmp_path / ".aws/config").write_text(f"[profile good]\nregion = us-east-1\nendpoint_url = {swift.endpoint}\n")
     monkeypatch.setenv("AWS_PROFILE", "good")
     open_objects(f"s3://{bucket}/x").put("a", b"1")
@@ -215,9 +224,18 @@ def test_keys_from_variables_and_files(swift: Swift, tmp_path: Path, monkeypatch
 
 def test_bucket_errors(swift: Swift) -> None:  # noqa: F811
     bucket = swift.bucket()
-    for wrong in ({"secret_key": "wrong"}, {"access_key": "nobody"}, {"access_key": "test:reader", "secret_key": "reading"}):
+    for wrong in (
+        {"secret_key": "wrong"},
+        {"access_key": "nobody"},
+        {"access_key": "test:reader", "secret_key": "reading"},
+    ):
         objects = open_objects(f"s3://{bucket}", **swift.options(**wrong))
-        for call in (partial(objects.put, "a", b"x"), partial(objects.get, "a"), lambda all=objects.list: list(all("")), partial(objects.size, "a")):
+        for call in (
+            partial(objects.put, "a", b"x"),
+            partial(objects.get, "a"),
+            lambda all=objects.list: list(all("")),
+            partial(objects.size, "a"),
+        ):
             with pytest.raises(StoreDenied) as denied:
                 call()
             assert denied.value.remedy
@@ -282,7 +300,9 @@ def _error(status: str, code: str) -> bytes:
         ("503 Slow Down", "SlowDown", StoreUnreachable),
     ],
 )
-def test_what_a_server_says_becomes_a_typed_error(answering: tuple[str, list[bytes]], status: str, code: str, kind: type[Exception]) -> None:
+def test_what_a_server_says_becomes_a_typed_error(
+    answering: tuple[str, list[bytes]], status: str, code: str, kind: type[Exception]
+) -> None:
     endpoint, answers = answering
     answers += [_error(status, code)] * 40
     objects = open_objects("s3://b/p", endpoint=endpoint, access_key="k", secret_key="s", retry=0.3, timeout=20)
@@ -294,13 +314,17 @@ def test_what_a_server_says_becomes_a_typed_error(answering: tuple[str, list[byt
 def test_a_server_that_fails_for_a_while_is_asked_again(answering: tuple[str, list[bytes]]) -> None:
     endpoint, answers = answering
     answers += [_error("503 Slow Down", "SlowDown")] * 2
-    answers += [b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nLast-Modified: Mon, 02 Nov 2026 10:00:00 GMT\r\nETag: \"x\"\r\nConnection: close\r\n\r\nhello"]
+    answers += [
+        b'HTTP/1.1 200 OK\r\nContent-Length: 5\r\nLast-Modified: Mon, 02 Nov 2026 10:00:00 GMT\r\nETag: "x"\r\nConnection: close\r\n\r\nhello'
+    ]
     assert open_objects("s3://b/p", endpoint=endpoint, access_key="k", secret_key="s", timeout=30).get("a") == b"hello"
 
 
 def test_a_connection_that_drops_or_hangs_is_an_error(answering: tuple[str, list[bytes]]) -> None:
     endpoint, answers = answering
-    head = b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\nLast-Modified: Mon, 02 Nov 2026 10:00:00 GMT\r\nETag: \"x\"\r\n\r\n"
+    head = (
+        b'HTTP/1.1 200 OK\r\nContent-Length: 500\r\nLast-Modified: Mon, 02 Nov 2026 10:00:00 GMT\r\nETag: "x"\r\n\r\n'
+    )
     answers += [head + b"only this"]
     objects = open_objects("s3://b/p", endpoint=endpoint, access_key="k", secret_key="s", retry=0, timeout=1)
     with pytest.raises(StoreUnreachable):

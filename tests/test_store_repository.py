@@ -116,9 +116,14 @@ def kept(repo: Repository, name: str, blobs: list[bytes]) -> tuple[list[bytes], 
     return [data[at : at + 32] for at in range(0, len(data), 32)], blobs
 
 
-@given(st.lists(st.lists(st.binary(max_size=600).map(lambda b: b * 1), max_size=12), min_size=1, max_size=4), st.integers(64, 3000))
+@given(
+    st.lists(st.lists(st.binary(max_size=600).map(lambda b: b * 1), max_size=12), min_size=1, max_size=4),
+    st.integers(64, 3000),
+)
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-def test_any_blobs_in_any_blocks(tmp_path_factory: pytest.TempPathFactory, saves: list[list[bytes]], group: int) -> None:
+def test_any_blobs_in_any_blocks(
+    tmp_path_factory: pytest.TempPathFactory, saves: list[list[bytes]], group: int
+) -> None:
     folder = tmp_path_factory.mktemp("any")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sandkeep.store.writer.GROUP", group)
@@ -372,7 +377,10 @@ def test_hostile_sizes_are_refused_before_memory_is_taken(opened: Open, objects:
         with pytest.raises((Corrupt, NotFound)):
             repo.read(blob)
     lying = fmt.Block(8, 10, 5 << 30 & 0xFFFFFFFF, 0, 1)
-    for index in (fmt.PackIndex("packs/0b", [lying], bytes(32), fmt.array("I", [lying.raw])), fmt.PackIndex("packs/../../x", [], b"", fmt.array("I"))):
+    for index in (
+        fmt.PackIndex("packs/0b", [lying], bytes(32), fmt.array("I", [lying.raw])),
+        fmt.PackIndex("packs/../../x", [], b"", fmt.array("I")),
+    ):
         objects.put(name, fmt.index_object(name, [index]))
         assert name in opened("fresh").index.bad() or opened("fresh2").verify()
 
@@ -527,7 +535,14 @@ def test_every_operation_may_fail_once(opened: Open, objects: Objects) -> None:
 def test_a_short_answer_is_asked_for_again_or_refused(opened: Open, objects: Objects) -> None:
     blobs = blobs_of(14)
     ids = save(opened(), "one", blobs)
-    once = Faulty(objects, lambda n, verb, name: "short" if name.startswith("packs/") and not any(seen.startswith("packs/") for _, seen in once.log) else None)
+    once = Faulty(
+        objects,
+        lambda n, verb, name: (
+            "short"
+            if name.startswith("packs/") and not any(seen.startswith("packs/") for _, seen in once.log)
+            else None
+        ),
+    )
     check(opened("a", over=once), ids, blobs)
     always = Faulty(objects, lambda n, verb, name: "short" if name.startswith("packs/") else None)
     with pytest.raises(Corrupt):
@@ -558,7 +573,9 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start) >> 10)
 
 def test_memory_is_bounded(tmp_path: Path) -> None:
     """300 MB through a writer and a reader."""
-    done = subprocess.run([sys.executable, "-c", _MEMORY, tmp_path], capture_output=True, text=True, timeout=170, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", _MEMORY, tmp_path], capture_output=True, text=True, timeout=170, check=False
+    )
     shutil.rmtree(tmp_path / "s", ignore_errors=True)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 220

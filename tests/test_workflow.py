@@ -70,7 +70,11 @@ REFUSED: dict[str, tuple[Any, str]] = {
 }
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=12,
 )
@@ -268,7 +272,25 @@ def test_order_does_not_trust_the_clock(folder: Path, monkeypatch: pytest.Monkey
 # --- names
 
 
-HOSTILE = ["../../x", "*", "a*", "[ab]", "?", "a/b", "/etc/x", ".", "..", "a\0b", "a\nb", "ü", "漢" * 300, "x" * 5000, " ", "-", "%2E"]
+HOSTILE = [
+    "../../x",
+    "*",
+    "a*",
+    "[ab]",
+    "?",
+    "a/b",
+    "/etc/x",
+    ".",
+    "..",
+    "a\0b",
+    "a\nb",
+    "ü",
+    "漢" * 300,
+    "x" * 5000,
+    " ",
+    "-",
+    "%2E",
+]
 
 
 def test_any_session_id_is_safe_and_its_own(tmp_path: Path) -> None:
@@ -379,9 +401,12 @@ def test_a_newer_format_is_refused_and_never_touched(folder: Path) -> None:
 # --- failures and crashes
 
 
-def test_failed_saves_and_their_leftovers_never_push_out_a_good_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_saves_and_their_leftovers_never_push_out_a_good_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     manager = StateManager("s", folder, limit=3)
     good = [manager.checkpoint() for _ in range(3)]
+
     def fails(*_: Any) -> None:
         raise OSError(5, "Input/output error")
 
@@ -396,10 +421,15 @@ def test_failed_saves_and_their_leftovers_never_push_out_a_good_one(folder: Path
     newest = manager.checkpoint()
     assert manager.checkpoints() == [newest, good[2], good[1]]
     assert manager.problems == []
-    assert sorted(each.name for each in folder.iterdir()) == [".s.lock", *(each.path.name for each in (good[1], good[2], newest))]
+    assert sorted(each.name for each in folder.iterdir()) == [
+        ".s.lock",
+        *(each.path.name for each in (good[1], good[2], newest)),
+    ]
 
 
-def test_file_and_folder_are_synced_before_a_checkpoint_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_and_folder_are_synced_before_a_checkpoint_is_reported(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     manager = StateManager("s", folder)
     manager.checkpoint()
     events: list[str] = []
@@ -505,7 +535,9 @@ def test_an_unreadable_newest_checkpoint_is_never_taken_for_an_absent_one(tmp_pa
 def test_kill_9_at_any_moment_loses_nothing_that_was_reported(folder: Path) -> None:
     for round in range(4):
         child = subprocess.Popen(
-            [sys.executable, "-c", KILLED, str(folder)], env={**os.environ, "PYTHONPATH": SOURCE}, stdout=subprocess.PIPE
+            [sys.executable, "-c", KILLED, str(folder)],
+            env={**os.environ, "PYTHONPATH": SOURCE},
+            stdout=subprocess.PIPE,
         )
         assert child.stdout is not None
         try:

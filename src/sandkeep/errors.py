@@ -57,7 +57,12 @@ class SandkeepError(Exception):
         return f"{self.message} ({self.remedy})" if self.remedy else self.message
 
     def as_dict(self) -> dict[str, Any]:
-        return {"code": self.code, "message": self.message, "remedy": self.remedy, **({"details": self.details} if self.details else {})}
+        return {
+            "code": self.code,
+            "message": self.message,
+            "remedy": self.remedy,
+            **({"details": self.details} if self.details else {}),
+        }
 
     def __reduce__(self) -> Any:
         return _rebuild, (type(self), self.message, self.remedy, self.details)
@@ -213,7 +218,9 @@ class Unsupported(SandkeepError):
 
 def by_code(code: str) -> type[SandkeepError]:
     """The class that carries this code: how an error comes back from the other side of a wire."""
-    found = {kind.code: kind for kind in reversed(_tree(SandkeepError))}  # of a code that several carry: the most general
+    found = {
+        kind.code: kind for kind in reversed(_tree(SandkeepError))
+    }  # of a code that several carry: the most general
     return found.get(code, SandkeepError)
 
 

@@ -208,7 +208,10 @@ class Store:
         most = None if max_bytes is None else parse_size(max_bytes, "max_bytes")
         rules = keep_last is not None or keep_within is not None or bool(keep_tags)
         if (ids is not None) == (rules or most is not None):
-            raise BadArgument("say either which checkpoints to forget, or which rules keep some", "name them, or give a rule: how many to keep, how far back, which tags, how many bytes")
+            raise BadArgument(
+                "say either which checkpoints to forget, or which rules keep some",
+                "name them, or give a rule: how many to keep, how far back, which tags, how many bytes",
+            )
         keep = retention.Keep(frozenset(self.names().values()), keep_last, keep_within, frozenset(keep_tags), most)
         if ids is None:
             return retention.forget(self.repo, keep, dry_run)

@@ -97,7 +97,10 @@ def forget_these(repo: Repository, keep: Keep, going: Sequence[str], dry_run: bo
         if checkpoint not in known:
             raise CheckpointNotFound(f"no checkpoint {checkpoint}", "list the store's checkpoints")
         if checkpoint in keep.named:
-            raise StateConflict(f"checkpoint {checkpoint} has a name", "take the name away first: `sandkeep checkpoint name NAME --remove`")
+            raise StateConflict(
+                f"checkpoint {checkpoint} has a name",
+                "take the name away first: `sandkeep checkpoint name NAME --remove`",
+            )
     return _forget(repo, known, going, dry_run)
 
 

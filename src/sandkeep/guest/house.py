@@ -118,7 +118,13 @@ def user_default(guest: Guest, conn: Connection, user: Optional[Union[str, int]]
             raise Problem(UNSUPPORTED, "user {} can't be used in this sandbox".format(person.name))
         session.person = person
         session.set_env(person.environment())
-    return {"ok": True, "user": session.person.name, "uid": session.person.uid, "gid": session.person.gid, "home": session.person.home}
+    return {
+        "ok": True,
+        "user": session.person.name,
+        "uid": session.person.uid,
+        "gid": session.person.gid,
+        "home": session.person.home,
+    }
 
 
 def ports(guest: Guest, conn: Connection) -> Dict[str, Any]:
@@ -129,16 +135,22 @@ def usage(guest: Guest, conn: Connection) -> Dict[str, Any]:
     return {"ok": True, **proc.usage()}
 
 
-def reseed(guest: Guest, conn: Connection, seed: str, hostname: Optional[str], machine_id: Optional[str]) -> Dict[str, Any]:
+def reseed(
+    guest: Guest, conn: Connection, seed: str, hostname: Optional[str], machine_id: Optional[str]
+) -> Dict[str, Any]:
     """After a fork or restore: no two sandboxes draw the same numbers or carry the same name. Tells what could be done."""
     salt = os.fsencode(seed)
     done: Dict[str, Any] = {"ok": True}
     done["urandom"] = _try(lambda: _put("/dev/urandom", salt, os.O_WRONLY))
     if hostname is not None:
         done["hostname"] = _try(lambda: socket.sethostname(hostname)) if os.getpid() == 1 else False
-        done["hostname_file"] = _try(lambda: _put("/etc/hostname", os.fsencode(hostname) + b"\n")) if os.getpid() == 1 else False
+        done["hostname_file"] = (
+            _try(lambda: _put("/etc/hostname", os.fsencode(hostname) + b"\n")) if os.getpid() == 1 else False
+        )
     if machine_id is not None:
-        done["machine_id"] = _try(lambda: _put("/etc/machine-id", os.fsencode(machine_id) + b"\n")) if os.getpid() == 1 else False
+        done["machine_id"] = (
+            _try(lambda: _put("/etc/machine-id", os.fsencode(machine_id) + b"\n")) if os.getpid() == 1 else False
+        )
     return done
 
 

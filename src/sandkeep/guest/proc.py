@@ -88,7 +88,11 @@ def tree(root: Optional[int], run: str) -> Set[int]:
     rows = table()
     mark = "{}={}".format(MARK, run).encode()
     strays = {pid for pid in rows if pid != os.getpid() and _marked(pid, mark)}
-    return {pid for pid in descendants(strays if root is None else strays | {root}, rows) if pid in rows and not rows[pid].ended} - {os.getpid()}
+    return {
+        pid
+        for pid in descendants(strays if root is None else strays | {root}, rows)
+        if pid in rows and not rows[pid].ended
+    } - {os.getpid()}
 
 
 def kill(pids: Iterable[int], number: int) -> None:

@@ -197,7 +197,8 @@ class Process:
             "signal": self.signal,
             "ports": ports,
             "positions": {
-                STREAMS[stream]: {"start": output.ring.start, "end": output.ring.end} for stream, output in self.outputs.items()
+                STREAMS[stream]: {"start": output.ring.start, "end": output.ring.end}
+                for stream, output in self.outputs.items()
             },
         }
 

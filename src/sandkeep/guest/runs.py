@@ -30,7 +30,9 @@ _MAX_DUMP = 16 << 20
 class Follow(Task, Follower):
     """A client that reads a process's output live, and may write its input on the same connection."""
 
-    def __init__(self, guest: Guest, conn: Connection, process: Process, at: Dict[int, int], limit: Optional[int]) -> None:
+    def __init__(
+        self, guest: Guest, conn: Connection, process: Process, at: Dict[int, int], limit: Optional[int]
+    ) -> None:
         super().__init__()
         self._guest = guest
         self._conn = conn
@@ -265,7 +267,9 @@ class Script:
         """Into the session, unless the call was killed."""
         size = os.fstat(self._fd).st_size - self._length
         whole = process.status is not None and not process.timed_out and process.signal is None and size <= _MAX_DUMP
-        process.saved = whole and self._guest.session.absorb(os.pread(self._fd, size, self._length), fixed, keep_cwd, self._began)
+        process.saved = whole and self._guest.session.absorb(
+            os.pread(self._fd, size, self._length), fixed, keep_cwd, self._began
+        )
         self.close()
 
 

@@ -37,7 +37,9 @@ class History:
 
     def entries(self) -> List[Dict[str, Any]]:
         self._sync()
-        return [{"index": at, "command": command, "timestamp": when} for at, (command, when) in enumerate(self._entries, 1)]
+        return [
+            {"index": at, "command": command, "timestamp": when} for at, (command, when) in enumerate(self._entries, 1)
+        ]
 
     def add(self, command: str) -> None:
         self._sync()

@@ -18,9 +18,21 @@ if TYPE_CHECKING:
 _VALUE = rb"""(?:"[^"\\]*(?:\\.[^"\\]*)*"|\$'[^'\\]*(?:\\.[^'\\]*)*'|'[^']*'|\\.|(?!\$')[^"'\n\\])*"""
 _DECLARE = re.compile(rb"declare -([-a-zA-Z]+) (\w+)(?:=(" + _VALUE + rb"))?\n", re.DOTALL)
 _ASSIGN = re.compile(rb"(?:(export|readonly) )?(\w+)(?:=(" + _VALUE + rb"))?\n", re.DOTALL)
-_TOKEN = re.compile(rb""""([^"\\]*(?:\\.[^"\\]*)*)"|\$'([^'\\]*(?:\\.[^'\\]*)*)'|'([^']*)'|\\(.)|([^"'\\])""", re.DOTALL)
+_TOKEN = re.compile(
+    rb""""([^"\\]*(?:\\.[^"\\]*)*)"|\$'([^'\\]*(?:\\.[^'\\]*)*)'|'([^']*)'|\\(.)|([^"'\\])""", re.DOTALL
+)
 _ANSI = re.compile(rb"\\([0-7]{1,3}|.)", re.DOTALL)
-_LETTERS = {b"a": b"\a", b"b": b"\b", b"e": b"\x1b", b"E": b"\x1b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v"}
+_LETTERS = {
+    b"a": b"\a",
+    b"b": b"\b",
+    b"e": b"\x1b",
+    b"E": b"\x1b",
+    b"f": b"\f",
+    b"n": b"\n",
+    b"r": b"\r",
+    b"t": b"\t",
+    b"v": b"\v",
+}
 
 # What a shell sets by itself: never saved.
 _OWN = frozenset(
@@ -30,7 +42,9 @@ _OWN = frozenset(
     "PIPESTATUS PPID PWD RANDOM SECONDS SHELLOPTS SHLVL SRANDOM UID SANDKEEP_RUN_ID PS1 PS2 __sk __sk_code __sk_done __sk_end __sk_set __sk_shopt".split()
 )
 _LOUD = ("set -o verbose", "set -o xtrace")  # set inside the call's own text, so that they do not show ours
-_UNSTICKY = frozenset("noexec onecmd privileged history histexpand monitor emacs vi login_shell restricted_shell".split())
+_UNSTICKY = frozenset(
+    "noexec onecmd privileged history histexpand monitor emacs vi login_shell restricted_shell".split()
+)
 
 _HISTORY = """history() {
 case "${1-list}" in
@@ -62,21 +76,30 @@ _SH_START = ". /proc/self/fd/{}".format(BLOB)
 class State:
     """What a shell is beyond its environment and folder. Every value is a text that the shell itself wrote."""
 
-    def __init__(self, variables: Optional[Dict[str, str]] = None, functions: str = "", aliases: str = "", options: str = "") -> None:
+    def __init__(
+        self, variables: Optional[Dict[str, str]] = None, functions: str = "", aliases: str = "", options: str = ""
+    ) -> None:
         self.variables = variables or {}
         self.functions = functions
         self.aliases = aliases
         self.options = options
 
     def as_dict(self) -> Dict[str, object]:
-        return {"variables": self.variables, "functions": self.functions, "aliases": self.aliases, "options": self.options}
+        return {
+            "variables": self.variables,
+            "functions": self.functions,
+            "aliases": self.aliases,
+            "options": self.options,
+        }
 
 
 class Shell:
     """The shell program of a sandbox: bash where there is one, else sh."""
 
     def __init__(self) -> None:
-        self.program = next((p for p in ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash") if os.path.exists(p)), "/bin/sh")
+        self.program = next(
+            (p for p in ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash") if os.path.exists(p)), "/bin/sh"
+        )
         self.bash = self.program != "/bin/sh"
 
     def argv(self) -> List[str]:

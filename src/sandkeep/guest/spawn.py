@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
     from .people import Person
 
-BLOB, HISTORY = 251, 252  # descriptors of a shell session inside the child; reserved here so that no other lands on them
+BLOB, HISTORY = (
+    251,
+    252,
+)  # descriptors of a shell session inside the child; reserved here so that no other lands on them
 
 
 def reserve() -> None:
@@ -36,7 +39,9 @@ def find(program: str, path: str) -> str:
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), program)
 
 
-def spawn(argv: List[str], env: Dict[str, str], cwd: str, person: Person, fds: Dict[int, int], tty: Optional[str]) -> int:
+def spawn(
+    argv: List[str], env: Dict[str, str], cwd: str, person: Person, fds: Dict[int, int], tty: Optional[str]
+) -> int:
     """The pid of a new session's leader, with the given descriptors (child's to ours) or a terminal, and no others."""
     actions: List[Tuple[Any, ...]] = [(os.POSIX_SPAWN_DUP2, ours, child) for child, ours in fds.items()]
     if tty is not None:  # the first terminal that a session's leader opens becomes its own
@@ -49,7 +54,13 @@ def spawn(argv: List[str], env: Dict[str, str], cwd: str, person: Person, fds: D
             what = argv[0]
             file = find(argv[0], env.get("PATH", "/usr/bin:/bin"))
             return os.posix_spawn(
-                file, argv, env, file_actions=actions, setsid=True, setsigmask=[], setsigdef=[signal.SIGPIPE, signal.SIGXFSZ]
+                file,
+                argv,
+                env,
+                file_actions=actions,
+                setsid=True,
+                setsigmask=[],
+                setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
             )
     except OSError as error:
         raise spawn_problem(error, what)

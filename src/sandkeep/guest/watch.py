@@ -107,7 +107,13 @@ class Watch(Task):
             if mask & _MOVED_TO and cookie in left:
                 yield {"event": "moved", "path": path, "from": left[cookie]}
             else:
-                kind = "created" if mask & (_CREATE | _MOVED_TO) else "removed" if mask & (_DELETE | _MOVED_FROM) else "modified"
+                kind = (
+                    "created"
+                    if mask & (_CREATE | _MOVED_TO)
+                    else "removed"
+                    if mask & (_DELETE | _MOVED_FROM)
+                    else "modified"
+                )
                 yield {"event": kind, "path": path}
             if mask & _IS_FOLDER and mask & (_CREATE | _MOVED_TO) and self._recursive:
                 for found in self._enter(path):

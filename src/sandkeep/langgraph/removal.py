@@ -32,7 +32,9 @@ def delete_runs(rows: Rows, runs: Sequence[str]) -> None:
 
 
 def keep_latest(rows: Rows, thread: str) -> None:
-    namespaces = rows.connection.execute("SELECT DISTINCT namespace FROM checkpoint WHERE thread = ?", (thread,)).fetchall()
+    namespaces = rows.connection.execute(
+        "SELECT DISTINCT namespace FROM checkpoint WHERE thread = ?", (thread,)
+    ).fetchall()
     for (namespace,) in namespaces:
         everything = _of(rows.connection, thread, namespace)
         latest, id = everything[0]
@@ -53,7 +55,9 @@ def copy_thread(connection: sqlite3.Connection, source: str, target: str) -> Non
         " WHERE thread = :source ORDER BY sequence",
         names,
     )
-    connection.execute("INSERT INTO content SELECT :target, digest, kind, data FROM content WHERE thread = :source", names)
+    connection.execute(
+        "INSERT INTO content SELECT :target, digest, kind, data FROM content WHERE thread = :source", names
+    )
     connection.execute(
         "INSERT INTO channel SELECT new.sequence, name, version, :target, digest FROM checkpoint AS old"
         " JOIN checkpoint AS new ON new.thread = :target AND new.namespace = old.namespace AND new.id = old.id"
@@ -69,7 +73,8 @@ def copy_thread(connection: sqlite3.Connection, source: str, target: str) -> Non
 
 def _of(connection: sqlite3.Connection, thread: str, namespace: str) -> list[tuple[int, str]]:
     return connection.execute(
-        "SELECT sequence, id FROM checkpoint WHERE thread = ? AND namespace = ? ORDER BY sequence DESC", (thread, namespace)
+        "SELECT sequence, id FROM checkpoint WHERE thread = ? AND namespace = ? ORDER BY sequence DESC",
+        (thread, namespace),
     ).fetchall()
 
 
@@ -78,7 +83,9 @@ def _delete(connection: sqlite3.Connection, sequences: Collection[int]) -> None:
     these = (json.dumps([*sequences]),)
     chosen = "FROM checkpoint WHERE sequence IN (SELECT value FROM json_each(?))"
     threads = connection.execute(f"SELECT DISTINCT thread {chosen}", these).fetchall()
-    connection.execute(f"DELETE FROM pending WHERE (thread, namespace, id) IN (SELECT thread, namespace, id {chosen})", these)
+    connection.execute(
+        f"DELETE FROM pending WHERE (thread, namespace, id) IN (SELECT thread, namespace, id {chosen})", these
+    )
     connection.execute(f"DELETE {chosen}", these)
     for thread in threads:
         connection.execute(

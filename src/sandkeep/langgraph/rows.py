@@ -98,7 +98,9 @@ class Rows:
         values = {}
         for name, digest, kind, data in rows:
             if data is None or digest_of(kind, data) != digest:
-                raise Corrupt(f"the value of channel {name!r} is damaged", "go on from an older checkpoint", channel=name)
+                raise Corrupt(
+                    f"the value of channel {name!r} is damaged", "go on from an older checkpoint", channel=name
+                )
             values[name] = self.serde.loads_typed((kind, data))
         return values
 

@@ -105,7 +105,15 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
                 " VALUES (?,?,?,?,?,?,?,?,?) ON CONFLICT DO UPDATE SET parent = excluded.parent, run = excluded.run,"
                 " kind = excluded.kind, body = excluded.body, metadata_kind = excluded.metadata_kind,"
                 " metadata = excluded.metadata RETURNING sequence",
-                (here.thread, here.namespace, checkpoint["id"], here.id, None if run is None else str(run), *body, *about),
+                (
+                    here.thread,
+                    here.namespace,
+                    checkpoint["id"],
+                    here.id,
+                    None if run is None else str(run),
+                    *body,
+                    *about,
+                ),
             ).fetchone()
             connection.execute("DELETE FROM channel WHERE sequence = ?", (sequence,))
             for name, value in checkpoint["channel_values"].items():
@@ -114,8 +122,12 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
                 if digest is None:
                     kind, data = self._dump(value, f"channel {name!r}")
                     digest = digest_of(kind, data)
-                    connection.execute("INSERT OR IGNORE INTO content VALUES (?,?,?,?)", (here.thread, digest, kind, data))
-                connection.execute("INSERT INTO channel VALUES (?,?,?,?,?)", (sequence, name, version, here.thread, digest))
+                    connection.execute(
+                        "INSERT OR IGNORE INTO content VALUES (?,?,?,?)", (here.thread, digest, kind, data)
+                    )
+                connection.execute(
+                    "INSERT INTO channel VALUES (?,?,?,?,?)", (sequence, name, version, here.thread, digest)
+                )
         return here._replace(id=checkpoint["id"]).config()
 
     def put_writes(
@@ -125,7 +137,14 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
         if here.id is None:
             raise BadArgument("writes belong to a checkpoint", "put checkpoint_id into the config")
         rows = [
-            (*here, task_id, WRITES_IDX_MAP.get(channel, index), task_path, channel, *self._dump(value, f"channel {channel!r}"))
+            (
+                *here,
+                task_id,
+                WRITES_IDX_MAP.get(channel, index),
+                task_path,
+                channel,
+                *self._dump(value, f"channel {channel!r}"),
+            )
             for index, (channel, value) in enumerate(writes)
         ]
         with self.database.transaction() as connection:

@@ -197,7 +197,9 @@ class Sessions:
         """A running session has a newer checkpoint to come back from, should its host be lost."""
         running = [_ROW.id == id, _ROW.host == host, _ROW.state == _S.RUNNING]
         with self._db.write() as connection:
-            connection.execute(update(sessions).where(*running).values(checkpoint=checkpoint, store=store, updated=now()))
+            connection.execute(
+                update(sessions).where(*running).values(checkpoint=checkpoint, store=store, updated=now())
+            )
 
     def touch(self, id: str) -> Session | None:
         """Activity. None, and nothing changed, if it is not RUNNING."""

@@ -69,7 +69,9 @@ def _wait_for(descriptor: int, path: Path) -> None:
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > deadline:
-                raise Busy(f"{path.name} has been locked for {LOCK_PATIENCE:.0f} s", "see which process holds it: fuser")
+                raise Busy(
+                    f"{path.name} has been locked for {LOCK_PATIENCE:.0f} s", "see which process holds it: fuser"
+                )
             time.sleep(0.003)
 
 
@@ -107,7 +109,10 @@ def seal(record: dict[str, Any]) -> bytes:
     """The record as JSON, a line for each field, with its format and the checksum of everything in it."""
     whole = {"format": FORMAT, **record}
     sealed = {**whole, "sha256": _digest(whole)}
-    lines = (f"  {json.dumps(name)}: {json.dumps(value, ensure_ascii=False, allow_nan=False)}" for name, value in sealed.items())
+    lines = (
+        f"  {json.dumps(name)}: {json.dumps(value, ensure_ascii=False, allow_nan=False)}"
+        for name, value in sealed.items()
+    )
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 

@@ -170,7 +170,9 @@ class StateManager:
             return []
         with os.scandir(self.directory) as entries:
             matches = [(e.path, self._ours.fullmatch(e.name)) for e in entries if e.is_file(follow_symlinks=False)]
-        ours = [_File(Path(path), match[1], int(match[2])) for path, match in matches if match and (corrupt or not match[3])]
+        ours = [
+            _File(Path(path), match[1], int(match[2])) for path, match in matches if match and (corrupt or not match[3])
+        ]
         return sorted(ours, key=lambda each: each.sequence, reverse=True)
 
     def _readable(self) -> Iterator[WorkflowCheckpoint]:

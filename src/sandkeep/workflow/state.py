@@ -55,7 +55,9 @@ def _copy(value: Any, where: str, above: list[int]) -> Any:
 
 def _key(key: Any, where: str) -> str:
     if type(key) is not str:
-        raise _refused(where, f"has the key {key!r} of type {type(key).__name__}", "JSON keys are strings: use str(key)")
+        raise _refused(
+            where, f"has the key {key!r} of type {type(key).__name__}", "JSON keys are strings: use str(key)"
+        )
     return _text(key, where)
 
 
