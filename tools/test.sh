@@ -3,7 +3,7 @@
 # busy machine is a finding, not a red build; a test that fails twice is. Ends with a look for anything left behind.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-run() { .venv/bin/python -m pytest -o cache_dir=.build/pytest -p cacheprovider "$@"; }
+run() { .venv/bin/python -m pytest "$@"; }
 before=$(.venv/bin/python tools/leftovers.py)
 rm -rf .build/pytest
 run -n "${JOBS:-4}" --dist worksteal --max-worker-restart 2
