@@ -127,9 +127,9 @@ def caught(box: Box, pid: int) -> bool:
 def test_input_goes_in_piece_by_piece(box: Box) -> None:
     pid = start(box, argv=["cat"])
     box.stdin(pid, b"one ")
-    box.stdin(pid, b"two", b"x" * MIB)
+    box.stdin(pid, b"two", b"x" * (MIB // 2))
     box.link.call("close_stdin", pid=pid)
-    assert box.attach(pid).stdout == b"one two" + b"x" * MIB
+    assert box.attach(pid).stdout == b"one two" + b"x" * (MIB // 2)
     with pytest.raises(ProcessNotFound):
         box.stdin(pid, b"late")
 
