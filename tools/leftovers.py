@@ -16,11 +16,9 @@ def mounts() -> set[str]:
 
 
 def cgroups() -> set[str]:
-    return {
-        f"cgroup {path}"
-        for path in Path("/sys/fs/cgroup").glob("**/*sandkeep*")
-        if path.is_dir() and any(path.iterdir())
-    } & {f"cgroup {path}" for path in Path("/sys/fs/cgroup").glob("**/*sandkeep*/sb-*")}
+    """Those of ours that still hold a process."""
+    found = Path("/sys/fs/cgroup").glob("*/sandkeep-*/cgroup.procs")
+    return {f"cgroup {path.parent}" for path in found if path.read_text().strip()}
 
 
 def processes() -> set[str]:
@@ -30,7 +28,7 @@ def processes() -> set[str]:
             words = (folder / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if any(b"/.sandkeep/" in word or word.startswith(b"runsc-") or b"swift-" in word for word in words):
+        if any(b"guest.main import main" in word or word.startswith(b"runsc-") or b"swift-" in word for word in words):
             found.add(f"process {folder.name} {b' '.join(words)[:120].decode(errors='replace')}")
     return found
 
