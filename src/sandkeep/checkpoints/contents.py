@@ -93,12 +93,3 @@ def read_xattrs(place: int | bytes) -> tuple[tuple[bytes, bytes], ...] | None:
     if not own:
         return None
     return tuple(sorted((os.fsencode(name), os.getxattr(place, name, follow_symlinks=follow)) for name in own))
-
-
-def is_opaque(fd: int) -> bool:
-    try:
-        return os.getxattr(fd, "user.overlay.opaque") == b"y"
-    except OSError as error:
-        if error.errno in (errno.ENODATA, errno.ENOTSUP):
-            return False
-        raise

@@ -13,11 +13,12 @@ from functools import partial
 
 from sandkeep.checkpoints import nodes
 from sandkeep.checkpoints.base import Base
-from sandkeep.checkpoints.contents import is_opaque, read_contents, read_xattrs, same_state
+from sandkeep.checkpoints.contents import read_contents, read_xattrs, same_state
 from sandkeep.checkpoints.filters import Filter
 from sandkeep.checkpoints.nodes import DIR, FIFO, FILE, SYMLINK, WHITEOUT, Entry
 from sandkeep.checkpoints.places import join, open_folder
 from sandkeep.errors import StateConflict
+from sandkeep.layers.overlay import is_opaque, is_whiteout
 from sandkeep.store.writer import Writer
 
 Progress = Callable[[str, int, int], None]  # phase, entries done, bytes done
@@ -197,7 +198,7 @@ class Merge:
             why = "environment"
         if not why:
             return False
-        if is_folder or not _is_whiteout(os.stat(name, dir_fd=fd, follow_symlinks=False)):
+        if is_folder or not is_whiteout(os.stat(name, dir_fd=fd, follow_symlinks=False)):
             self.left_out[path] = why
         here.rows.pop(name, None)
         if self._incremental:
@@ -215,7 +216,7 @@ class Merge:
                 return False
             try:
                 state = os.stat(b"pyvenv.cfg", dir_fd=fd, follow_symlinks=False)
-                return not _is_whiteout(state) or path in self._environments
+                return not is_whiteout(state) or path in self._environments
             except FileNotFoundError:
                 if is_opaque(fd):
                     return False
@@ -255,7 +256,7 @@ class Merge:
         if stat.S_ISFIFO(state.st_mode):
             xattrs = read_xattrs(b"/proc/self/fd/%d/%b" % (fd, name))
             return Entry(name, FIFO, mode, state.st_uid, state.st_gid, xattrs, mtime=when)
-        if not _is_whiteout(state):
+        if not is_whiteout(state):
             self.left_out[path] = "socket" if stat.S_ISSOCK(state.st_mode) else "device"
         return None
 
@@ -301,7 +302,3 @@ class Merge:
 
 def _hides(row: Entry) -> bool:
     return row.kind != DIR or row.flag
-
-
-def _is_whiteout(state: os.stat_result) -> bool:
-    return stat.S_ISCHR(state.st_mode) and state.st_rdev == 0

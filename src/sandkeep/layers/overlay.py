@@ -26,7 +26,7 @@ def is_opaque(path: str | bytes | int) -> bool:
     try:
         return os.getxattr(path, OPAQUE) == b"y"
     except OSError as error:
-        if error.errno in (errno.ENODATA, errno.ENOTSUP, errno.EPERM, errno.EACCES):
+        if error.errno in (errno.ENODATA, errno.ENOTSUP):
             return False
         raise
 
