@@ -204,7 +204,8 @@ def test_an_idle_sandbox_sleeps_and_a_busy_one_does_not(tmp_path: Path) -> None:
         busy, idle = made(api, auto_pause_timeout=1), made(api, auto_pause_timeout=1)
         ran(api, idle, "echo kept > f")
         with api.stream("POST", f"/sandboxes/{busy}/commands?stream=sse", json={"command": "sleep 1000"}) as stream:
-            assert next(stream.iter_lines()) == "event: start"
+            lines = stream.iter_lines()  # an iterator that nobody holds would close the connection
+            assert next(lines) == "event: start"
             until(lambda: api.get(f"/sandboxes/{idle}").json()["state"] == "PAUSED", "the idle one sleeps")
             assert api.get(f"/sandboxes/{busy}").json()["state"] == "RUNNING"
             assert ran(api, idle, "cat f")["stdout"] == "kept\n"
