@@ -17,7 +17,6 @@ from sandkeep.server.limits import Sized
 from sandkeep.server.metrics import Figures, Measured
 from sandkeep.server.rest import ROUTERS
 from sandkeep.server.rest.ports import ByHostName
-from sandkeep.server.rest.storage import Quotas
 from sandkeep.server.services import Services
 from sandkeep.server.settings import Settings
 from sandkeep.server.strays import Strays
@@ -40,13 +39,14 @@ def create_app(settings: Settings) -> FastAPI:
             services = Services(settings, database)
             app.state.services, app.state.auditor, app.state.figures = services, Auditor(database), figures
             await services.sweeper.start()
-            strays = asyncio.create_task(Strays(services).forever())
+            tidying = [asyncio.create_task(one.forever()) for one in (Strays(services), services.gateway)]
             try:
                 yield
                 await services.drain()
             finally:
-                strays.cancel()
-                await asyncio.gather(strays, return_exceptions=True)
+                for task in tidying:
+                    task.cancel()
+                await asyncio.gather(*tidying, return_exceptions=True)
                 await services.sweeper.stop()
                 services.spaces.close()
         finally:
@@ -58,7 +58,7 @@ def create_app(settings: Settings) -> FastAPI:
         description="Sandboxes that never lose their state.",
         lifespan=lifespan,
     )
-    app.state.buckets, app.state.quotas = Buckets(settings.rate, settings.burst), Quotas(settings.storage_quota)
+    app.state.buckets = Buckets(settings.rate, settings.burst)
     problems.install(app)
     for router in ROUTERS:
         app.include_router(router)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from typing import Any
 
@@ -73,6 +74,8 @@ def answer(error: SandkeepError) -> JSONResponse:
 
 def unexpected(error: Exception) -> SandkeepError:
     """What we did not foresee: told to the log in full, to the caller in one line."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return e.StoreFull("the server's disk is full", "free space on the server, then try again")
     _log.error("unexpected error", exc_info=error)
     return SandkeepError("the server failed unexpectedly", "see the server's log")
 

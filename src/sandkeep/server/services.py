@@ -17,6 +17,7 @@ from sandkeep.errors import BadArgument, CheckpointNotFound, Denied, SandboxElse
 from sandkeep.model import CheckpointInfo, Limits, RestoreReport, SandboxInfo, SnapshotInfo
 from sandkeep.sandbox import AsyncSandbox, lifecycle, pausing
 from sandkeep.sandbox._async.bridge import blocking
+from sandkeep.server.gateway import Gateway
 from sandkeep.server.hands import Hands, Reserved
 from sandkeep.server.settings import Settings
 from sandkeep.server.spaces import Spaces
@@ -52,6 +53,7 @@ class Services:
         self.settings = settings
         self.db = database
         self.spaces = Spaces(settings)
+        self.gateway = Gateway(database, self.spaces, settings.storage_quota)
         self.hands = Hands(settings.home, self.spaces, database)
         self.keeper = Keeper(database, self.hands, settings.host_id, hosts=Hosts(database))
         self.sessions = self.keeper.sessions

@@ -26,6 +26,7 @@ class Spaces:
     """Blocking; safe for threads."""
 
     def __init__(self, settings: Settings) -> None:
+        self.home = settings.home
         self._settings = settings
         self._lock = threading.Lock()
         self._stores: dict[tuple[str, str | None], Store] = {}

@@ -13,6 +13,7 @@ from sandkeep.sessions.log import Log
 from sandkeep.sessions.records import AuditEntry, Event, Key, Page, Scope, Server, Session
 from sandkeep.sessions.sessions import Sessions
 from sandkeep.sessions.states import MOVES, SessionState
+from sandkeep.sessions.storage import Storage, Stored
 from sandkeep.sessions.sweeper import Sweeper
 
 __all__ = [
@@ -34,6 +35,8 @@ __all__ = [
     "SessionState",
     "Sessions",
     "Slept",
+    "Storage",
+    "Stored",
     "Sweeper",
     "Tokens",
 ]

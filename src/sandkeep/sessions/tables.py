@@ -20,6 +20,8 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
+    UniqueConstraint,
+    text,
 )
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
@@ -144,4 +146,19 @@ events = Table(
     Column("kind", String(100), nullable=False),
     Column("detail", _Json, nullable=False),
     Index(None, "sandbox", "id"),
+)
+
+_unseen = text("name IS NULL")
+objects = Table(
+    "objects",
+    metadata,
+    Column("place", String(32), primary_key=True),
+    Column("owner", String(200), nullable=False),
+    Column("project", String(200), nullable=False),  # empty: none
+    Column("name", String(900).with_variant(String(900, collation="C"), "postgresql")),  # null: arriving or leaving
+    Column("size", BigInteger, nullable=False),
+    Column("sha256", String(64), nullable=False),
+    Column("at", Double, nullable=False),
+    UniqueConstraint("owner", "project", "name"),
+    Index(None, "at", sqlite_where=_unseen, postgresql_where=_unseen),
 )
