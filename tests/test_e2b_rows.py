@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+from sqlalchemy import text
 
 from sandkeep.server.e2b.rows import LEAST_AFTER_WAKING, Row, Rows
 from sandkeep.sessions import Database, Hosts, Scope, SessionState
@@ -20,7 +21,6 @@ class Ground:
         self.db = database
         self.sessions = Sessions(database, Hosts(database))
         self.rows = Rows(database)
-        self.rows.open()
 
     def running(self, id: str, timeout: float = 600, **config: str) -> Row:
         session = self.sessions.create(id, SCOPE, host=HOST, config=dict(config))
@@ -125,18 +125,9 @@ def test_forks_that_a_crash_left_without_a_row_fall_asleep(ground: Ground) -> No
     assert ground.sessions.get("sb-1").auto_pause_timeout == 0
 
 
-def test_servers_that_start_at_once_make_one_table(db: Database) -> None:
-    failed: list[BaseException] = []
-
-    def open_() -> None:
-        try:
-            Rows(db).open()
-        except BaseException as error:
-            failed.append(error)
-
-    racers = [threading.Thread(target=open_) for _ in range(6)]
-    for one in racers:
-        one.start()
-    for one in racers:
-        one.join()
-    assert failed == []
+def test_a_table_that_an_earlier_server_made_is_taken_over(db: Database) -> None:
+    row = Ground(db).running("sb-1")
+    with db.write() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '0002'"))
+    db.open()
+    assert Rows(db).get("sb-1") == row

@@ -1,7 +1,7 @@
 """The tables of the sessions' database. `migrations/` makes them; a test holds the two equal.
 
 Times are seconds since 1970 by the database's clock (`now`), so hosts need not agree on theirs. Secrets are here only as
-SHA-256.
+SHA-256, but for E2B's tokens (`server.e2b.rows` says why).
 """
 
 from __future__ import annotations
@@ -161,4 +161,16 @@ objects = Table(
     Column("at", Double, nullable=False),
     UniqueConstraint("owner", "project", "name"),
     Index(None, "at", sqlite_where=_unseen, postgresql_where=_unseen),
+)
+
+e2b = Table(
+    "e2b",
+    metadata,
+    Column("sandbox", String(128), primary_key=True),
+    Column("token", String(64), nullable=False),
+    Column("traffic", String(64)),
+    Column("generation", BigInteger, nullable=False),
+    Column("deadline", Double),
+    Column("timeout", Double, nullable=False),
+    Column("policy", _Json, nullable=False),
 )

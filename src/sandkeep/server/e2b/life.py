@@ -51,7 +51,6 @@ class Life:
         self.on_end: list[Callable[[str], None]] = []
 
     async def start(self) -> None:
-        await self.call(self.rows.open)
         await self.call(self.rows.begin, self.services.keeper.host, self.services.settings.auto_pause)
         self._loop = asyncio.create_task(self._tend(), name="e2b deadlines")
 

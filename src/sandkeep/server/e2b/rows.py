@@ -9,41 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import (
-    JSON,
-    BigInteger,
-    Column,
-    Double,
-    MetaData,
-    String,
-    Table,
-    case,
-    delete,
-    insert,
-    select,
-    text,
-    update,
-)
+from sqlalchemy import case, delete, insert, select, update
 
 from sandkeep.sessions import Database, SessionState
+from sandkeep.sessions.tables import e2b as rows
 from sandkeep.sessions.tables import now, sessions
 
 LEAST_AFTER_WAKING = 300.0
-_CREATING = 0x53414E444B45324B
-"""The advisory lock that one server holds while it makes the table."""
-
-tables = MetaData()
-rows = Table(
-    "e2b",
-    tables,
-    Column("sandbox", String(128), primary_key=True),
-    Column("token", String(64), nullable=False),
-    Column("traffic", String(64)),
-    Column("generation", BigInteger, nullable=False),
-    Column("deadline", Double),
-    Column("timeout", Double, nullable=False),
-    Column("policy", JSON, nullable=False),
-)
 _OF = rows.c.sandbox == sessions.c.id
 
 
@@ -63,12 +35,6 @@ class Rows:
 
     def __init__(self, database: Database) -> None:
         self._db = database
-
-    def open(self) -> None:
-        with self._db.write() as connection:
-            if connection.dialect.name == "postgresql":
-                connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _CREATING})
-            tables.create_all(connection)
 
     def add(self, sandbox: str, token: str, traffic: str | None, timeout: float, policy: dict[str, Any]) -> Row:
         """From here on the time to live ends it, and no longer idleness: both in one transaction."""
