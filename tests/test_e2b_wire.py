@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
-import json
 import socket
-import struct
 import uuid
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,35 +12,10 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from e2b_kit import SDK, Client, frame, frames, gone, start, stream
 from serving import Served, told, until
 
 pytest_plugins = ["serving"]
-SDK = {"User-Agent": "e2b-python-sdk/0"}
-
-
-class Client:
-    """One user's view: `control` as an SDK's, `rest` as ours; `box` speaks to a sandbox."""
-
-    def __init__(self, served: Served) -> None:
-        self.served = served
-        self.key = served.key()
-        self.rest = served.api(self.key)
-        self.control = served.api(self.key, follow_redirects=False)
-        self.control.headers = httpx.Headers({"X-API-KEY": self.key, **SDK})
-
-    def create(self, **fields: Any) -> dict[str, Any]:
-        answer = self.control.post("/v2/sandboxes", json={"templateID": "base", **fields})
-        assert answer.status_code == 201, answer.text
-        return dict(answer.json())
-
-    def info(self, made: dict[str, Any]) -> dict[str, Any]:
-        return dict(self.control.get(f"/sandboxes/{made['sandboxID']}").json())
-
-    def box(self, made: dict[str, Any], port: int = 49983, **headers: str) -> httpx.Client:
-        client = self.served.api(self.key)
-        routing = {"E2b-Sandbox-Id": made["sandboxID"], "E2b-Sandbox-Port": str(port)}
-        client.headers = httpx.Headers({**routing, "X-Access-Token": made["envdAccessToken"], **headers})
-        return client
 
 
 @pytest.fixture(scope="module")
@@ -54,36 +27,6 @@ def client(served: Served) -> Client:
 def made(client: Client) -> dict[str, Any]:
     """A sandbox for all who change nothing of its life."""
     return client.create(timeout=900, envVars={"A": "1"})
-
-
-def frame(message: dict[str, Any], flag: int = 0) -> bytes:
-    body = json.dumps(message).encode()
-    return struct.pack(">BI", flag, len(body)) + body
-
-
-def frames(data: bytes) -> list[tuple[int, dict[str, Any]]]:
-    found = []
-    while data:
-        flag, length = struct.unpack(">BI", data[:5])
-        found.append((flag, json.loads(data[5 : 5 + length])))
-        data = data[5 + length :]
-    return found
-
-
-def stream(box: httpx.Client, path: str, *messages: dict[str, Any], **headers: str) -> list[tuple[int, dict[str, Any]]]:
-    body = b"".join(map(frame, messages))
-    answer = box.post(path, content=body, headers={"Content-Type": "application/connect+json", **headers})
-    assert answer.status_code == 200, answer.text
-    return frames(answer.content)
-
-
-def start(command: str, **more: Any) -> dict[str, Any]:
-    return {"process": {"cmd": "/bin/bash", "args": ["-c", command]}, **more}
-
-
-def gone(answer: httpx.Response, id: str) -> None:
-    assert answer.status_code == 502, answer.text
-    assert answer.json() == {"sandboxId": id, "message": "The sandbox was not found", "code": 502}
 
 
 # two APIs at one address

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from guest_box import PATIENCE, Box, guest, until
-from sandkeep.errors import BadArgument, FileError, FileMissing, SandkeepError
+from sandkeep.errors import BadArgument, FileError, FileMissing, SandkeepError, Unsupported
 
 ODD = ["plain", "with space", "new\nline", "quote'\"", "é", os.fsdecode(b"\xff\xfe-bytes"), "-rf", "a" * 255]
 
@@ -152,17 +152,44 @@ def test_changes_are_told_as_they_happen(box: Box, tmp_path: Path) -> None:
         expect(events, "created", top / "deep" / "file")
         (top / "deep" / "file").write_text("22")
         expect(events, "modified", top / "deep" / "file")
+        (top / "deep" / "file").chmod(0o600)
+        assert expect(events, "modified", top / "deep" / "file", attributes=True)
         (top / "deep" / "file").rename(top / "other")
         expect(events, "moved", top / "other")
         (top / "other").unlink()
         expect(events, "removed", top / "other")
 
 
-def expect(events: Any, kind: str, path: Path) -> None:
+def expect(events: Any, kind: str, path: Path, attributes: bool = False) -> bool:
     while True:
         told = next(events)[1]
-        if (told["event"], told["path"]) == (kind, str(path)):
-            return
+        if (told["event"], told["path"], told.get("attributes", False)) == (kind, str(path), attributes):
+            return True
+
+
+def test_attributes_come_with_the_content(box: Box, tmp_path: Path) -> None:
+    where, given = str(tmp_path / "f"), {"user.kind": "draft", "user.odd": "a=b ü"}
+    (tmp_path / "probe").touch()
+    try:
+        os.setxattr(tmp_path / "probe", "user.kind", b"x")
+    except OSError:
+        with pytest.raises(Unsupported, match="attributes"):
+            box.write(where, b"1", xattrs=given)
+        assert sorted(os.listdir(tmp_path)) == ["probe", "run"]
+        return
+    box.write(where, b"1", mode=0o400, xattrs=given)
+    assert box.link.call("file_stat", path=where, xattrs=True)["entry"]["xattrs"] == given
+    assert "xattrs" not in box.link.call("file_stat", path=where)["entry"]
+    listed = box.link.call("file_list", path=str(tmp_path), xattrs=True)["entries"]
+    assert {one["name"]: one["xattrs"] for one in listed} == {"f": given, "probe": {"user.kind": "x"}, "run": {}}
+    box.write(where, b"2", xattrs={"user.other": "1"})
+    assert box.link.call("file_stat", path=where, xattrs=True)["entry"]["xattrs"] == {"user.other": "1"}
+    for bad in ({"trusted.x": "1"}, {"user.overlay.opaque": "y"}, {"user.x": 1}):
+        with pytest.raises(BadArgument):
+            box.write(where, b"3", xattrs=bad)
+    with pytest.raises(BadArgument):
+        box.write(where, b"3", xattrs={}, append=True)
+    assert Path(where).read_bytes() == b"2"
 
 
 def test_a_tunnel_carries_both_ways_with_half_close(box: Box) -> None:

@@ -110,6 +110,15 @@ def environment(name: str, value: Any) -> Dict[str, str]:
     return value
 
 
+def attributes(name: str, value: Any) -> Dict[str, str]:
+    """Attributes of a file that any user may set: `user.…`, but not the overlay's own."""
+    for key, content in mapping(name, value).items():
+        if not text(name, key).startswith("user.") or key.startswith("user.overlay."):
+            raise Problem(BAD_ARGUMENT, "{}: {!r} can't be an attribute's name".format(name, key))
+        text("{}[{}]".format(name, key), content)
+    return dict(value)
+
+
 def mapping(name: str, value: Any) -> Dict[str, Any]:
     if not isinstance(value, dict):
         raise Problem(BAD_ARGUMENT, "{} must be an object".format(name))

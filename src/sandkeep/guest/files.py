@@ -10,7 +10,7 @@ import stat as st
 from . import frames
 from .jobs import outcome
 from .people import Acting
-from .problems import BAD_ARGUMENT, Problem, file_problem
+from .problems import BAD_ARGUMENT, UNSUPPORTED, Problem, file_problem
 from .wire import Task
 
 TYPE_CHECKING = False
@@ -36,9 +36,9 @@ def _owner(guest: Guest, user: Who) -> Person:
     return guest.session.choose(user)
 
 
-def info(path: str, found: os.stat_result) -> Dict[str, Any]:
+def info(path: str, found: os.stat_result, xattrs: bool = False) -> Dict[str, Any]:
     kind = _KINDS.get(st.S_IFMT(found.st_mode), "device")
-    return {
+    entry = {
         "path": path,
         "name": os.path.basename(path) or "/",
         "kind": kind,
@@ -49,15 +49,39 @@ def info(path: str, found: os.stat_result) -> Dict[str, Any]:
         "mtime_ns": found.st_mtime_ns,
         "target": os.readlink(path) if kind == "symlink" else None,
     }
+    if xattrs:
+        entry["xattrs"] = _attributes(path) if kind in ("file", "dir") else {}
+    return entry
 
 
-def stat(guest: Guest, conn: Connection, path: str, follow: bool, user: Who) -> Dict[str, Any]:
+def _attributes(path: str) -> Dict[str, str]:
+    """Those that any user may set; none where the file system has none, or where they may not be read."""
+    try:
+        names = [name for name in os.listxattr(path) if name.startswith("user.")]
+        return {name: os.fsdecode(os.getxattr(path, name)) for name in names}
+    except OSError as error:
+        if error.errno in (errno.ENOTSUP, errno.ENODATA, errno.EACCES, errno.ENOENT):
+            return {}
+        raise
+
+
+def _set_attributes(fd: int, path: str, xattrs: Dict[str, str]) -> None:
+    for name, value in xattrs.items():
+        try:
+            os.setxattr(fd, name, os.fsencode(value))
+        except OSError as error:
+            if error.errno == errno.ENOTSUP:
+                raise Problem(UNSUPPORTED, "{}: files here can't carry attributes".format(path), error.errno)
+            raise file_problem(error, path)
+
+
+def stat(guest: Guest, conn: Connection, path: str, follow: bool, xattrs: bool, user: Who) -> Dict[str, Any]:
     path = guest.session.resolve(path)
     with _rights(guest, user):
-        return {"ok": True, "entry": info(path, os.stat(path, follow_symlinks=follow))}
+        return {"ok": True, "entry": info(path, os.stat(path, follow_symlinks=follow), xattrs)}
 
 
-def list_folder(guest: Guest, conn: Connection, path: str, depth: int, user: Who) -> Steps:
+def list_folder(guest: Guest, conn: Connection, path: str, depth: int, xattrs: bool, user: Who) -> Steps:
     found: List[Dict[str, Any]] = []
     folders = [(guest.session.resolve(path), depth)]
     first = True
@@ -77,7 +101,7 @@ def list_folder(guest: Guest, conn: Connection, path: str, depth: int, user: Who
                 for name in names[at : at + _SLICE]:
                     entry = os.path.join(folder, name)
                     try:
-                        found.append(info(entry, os.lstat(entry)))
+                        found.append(info(entry, os.lstat(entry), xattrs))
                     except FileNotFoundError:
                         continue
                     if left > 1 and found[-1]["kind"] == "dir":
@@ -246,7 +270,7 @@ class Write(Task):
         self._aside: Optional[str] = None
         self._size = 0
 
-    def open_aside(self, mode: Optional[int], parents: bool) -> None:
+    def open_aside(self, mode: Optional[int], parents: bool, xattrs: Dict[str, str]) -> None:
         owner = _owner(self._guest, self._user)
         with _rights(self._guest, self._user):
             self._path = os.path.realpath(self._path)
@@ -267,6 +291,7 @@ class Write(Task):
                 raise file_problem(error, self._path)
             self._aside = aside
             try:
+                _set_attributes(self._fd, self._path, xattrs)
                 if old is not None and (old.st_uid, old.st_gid) != (os.geteuid(), os.getegid()) and os.geteuid() == 0:
                     os.fchown(self._fd, old.st_uid, old.st_gid)
                 elif old is None:
@@ -333,12 +358,12 @@ class Write(Task):
 
 
 def write(guest: Guest, conn: Connection, path: str, mode: Optional[int], append: bool, offset: Optional[int], parents: bool,
-          user: Who) -> None:  # fmt: skip
-    if append and offset is not None:
-        raise Problem(BAD_ARGUMENT, "give append or offset, not both")
+          xattrs: Optional[Dict[str, str]], user: Who) -> None:  # fmt: skip
+    if (append, offset is not None, xattrs is not None).count(True) > 1:
+        raise Problem(BAD_ARGUMENT, "give append, offset or xattrs, not two of them")
     task = Write(guest, conn, guest.session.resolve(path), user)
     if append or offset is not None:
         task.open_place(mode, parents, append, offset or 0)
     else:
-        task.open_aside(mode, parents)
+        task.open_aside(mode, parents, xattrs or {})
     conn.task = task

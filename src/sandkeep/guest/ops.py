@@ -8,7 +8,21 @@ from __future__ import annotations
 import types
 
 from . import fields, files, house, jobs, runs, tunnel
-from .fields import REQUIRED, argv, environment, flag, integer, mapping, names, number, path, positions, text, user
+from .fields import (
+    REQUIRED,
+    argv,
+    attributes,
+    environment,
+    flag,
+    integer,
+    mapping,
+    names,
+    number,
+    path,
+    positions,
+    text,
+    user,
+)
 from .problems import BAD_ARGUMENT, Problem
 
 TYPE_CHECKING = False
@@ -85,11 +99,12 @@ OPS: Dict[str, Tuple[Callable[..., Any], Schema]] = {
     "secrets_set": (house.secrets_set, {"secrets": (environment, REQUIRED)}),
     "user_default": (house.user_default, {"user": (user, None)}),
     # files
-    "file_stat": (files.stat, {**_WHERE, "follow": (flag, False)}),
-    "file_list": (files.list_folder, {**_WHERE, "depth": (integer(1, 1000), 1)}),
+    "file_stat": (files.stat, {**_WHERE, "follow": (flag, False), "xattrs": (flag, False)}),
+    "file_list": (files.list_folder, {**_WHERE, "depth": (integer(1, 1000), 1), "xattrs": (flag, False)}),
     "file_read": (files.read, {**_WHERE, "offset": (_SIZE, 0), "length": (_SIZE, None)}),
     "file_write": (files.write, {
-        **_WHERE, "mode": (_MODE, None), "append": (flag, False), "offset": (_SIZE, None), "parents": (flag, True)}),
+        **_WHERE, "mode": (_MODE, None), "append": (flag, False), "offset": (_SIZE, None), "parents": (flag, True),
+        "xattrs": (attributes, None)}),
     "file_mkdir": (files.mkdir, {**_WHERE, "parents": (flag, False), "mode": (_MODE, 0o755)}),
     "file_move": (files.move, {**_WHERE, "to": (path, REQUIRED), "overwrite": (flag, True)}),
     "file_remove": (files.remove, {**_WHERE, "recursive": (flag, False)}),

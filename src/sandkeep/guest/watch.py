@@ -31,6 +31,7 @@ class Watch(Task):
         self._conn = conn
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._recursive = recursive
+        self._top = path
         self._folders: Dict[int, str] = {}
         self._fd = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._fd < 0:
@@ -100,6 +101,8 @@ class Watch(Task):
             folder = self._folders.get(number)
             if folder is None:
                 continue
+            if not name and folder != self._top:
+                continue  # the folder above tells it as well
             path = os.path.join(folder, name) if name else folder
             if mask & _MOVED_FROM and cookie in arrivals:
                 left[cookie] = path
@@ -114,7 +117,7 @@ class Watch(Task):
                     if mask & (_DELETE | _MOVED_FROM)
                     else "modified"
                 )
-                yield {"event": kind, "path": path}
+                yield {"event": kind, "path": path, **({"attributes": True} if mask & _ATTRIB else {})}
             if mask & _IS_FOLDER and mask & (_CREATE | _MOVED_TO) and self._recursive:
                 for found in self._enter(path):
                     yield found

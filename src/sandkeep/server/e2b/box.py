@@ -112,7 +112,7 @@ class Box:
         return entry_info(entry, kind, owner, group)
 
     async def stat(self, path: str) -> dict[str, Any]:
-        answer = await self.link.call("file_stat", path=path)
+        answer = await self.link.call("file_stat", path=path, xattrs=True)
         return (await self.entries([answer["entry"]]))[0]
 
 

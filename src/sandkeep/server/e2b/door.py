@@ -47,8 +47,6 @@ class Door:
         try:
             way = await self._way(scope)
         except Exception as error:
-            if scope["type"] != "http":
-                raise
             await plain_error(known(error))(scope, receive, send)
             return
         if way is None:

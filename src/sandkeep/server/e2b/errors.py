@@ -34,6 +34,7 @@ _CODES: dict[type[SandkeepError], str] = {
     e.StateConflict: "unavailable",
     e.Unsupported: "unimplemented",
 }
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 _ERRNOS = {
     errno.EEXIST: "already_exists", errno.EACCES: "permission_denied", errno.EPERM: "permission_denied",
     errno.ENOSPC: "resource_exhausted", errno.EDQUOT: "resource_exhausted", errno.ENOTEMPTY: "failed_precondition",
@@ -73,6 +74,8 @@ def plain(status: int, message: str, headers: dict[str, str] | None = None) -> R
 def plain_error(error: SandkeepError) -> Response:
     if isinstance(error, Gone):
         return gone(error)
+    if isinstance(error, e.FileError) and error.details.get("errno") in NO_SPACE:
+        return plain(507, str(error))
     status = HTTP_OF[error.rpc] if isinstance(error, RpcError) else status_of(error)
     wait = error.details.get("retry_after")
     return plain(status, str(error), {"Retry-After": str(wait)} if wait else None)

@@ -14,13 +14,15 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from sandkeep.errors import BadArgument, FileError
+from sandkeep.errors import BadArgument, FileError, Unsupported
 from sandkeep.server.e2b.box import Box
-from sandkeep.server.e2b.errors import RpcError
+from sandkeep.server.e2b.errors import NO_SPACE, RpcError
+from sandkeep.server.e2b.forms import METADATA
 from sandkeep.server.e2b.multipart import Parts, boundary_of
 from sandkeep.server.streams import Upload, streamed
 
-_KEY = re.compile(r"[a-z0-9._-]{1,200}")
+_KEY = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,240}")
+_VALUE = re.compile(r"[\x20-\x7e]*")
 
 
 def signature(path: str, operation: str, user: str, token: str, expiration: str | None) -> str:
@@ -75,10 +77,8 @@ async def _zipped(source: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, 
 
 
 async def upload(box: Box, request: Request) -> Response:
-    """Each file whole or not at all."""
+    """Each file whole or not at all, with its metadata."""
     labels = labels_of(request)
-    if labels:
-        raise RpcError("unimplemented", "files carry no metadata here")
     kind, given = request.headers.get("content-type", ""), request.query_params.get("path")
     if kind.startswith("multipart/"):
         parts = Parts(boundary_of(kind), request.stream())
@@ -87,39 +87,46 @@ async def upload(box: Box, request: Request) -> Response:
             path = given or name
             if not path:
                 raise BadArgument("a part has no file name, and no path is given")
-            written.append(await _write(box, path, parts.body()))
+            written.append(await _write(box, path, parts.body(), labels))
         return JSONResponse(written)
     if not given:
         raise BadArgument("no path is given")
     body = request.stream()
     if request.headers.get("content-encoding", "").lower() == "gzip":
         body = _unzipped(body)
-    return JSONResponse([await _write(box, given, body)])
+    return JSONResponse([await _write(box, given, body, labels)])
 
 
 def labels_of(request: Request) -> dict[str, str]:
-    """`X-Metadata-<key>` headers."""
+    """`X-Metadata-<key>` headers: the file's metadata, all of it."""
     found = {n.removeprefix("x-metadata-"): v for n, v in request.headers.items() if n.startswith("x-metadata-")}
-    for name in found:
-        if not _KEY.fullmatch(name):
-            raise BadArgument(f"{name!r} can't be a key of metadata")
+    for name, value in found.items():
+        if not _KEY.fullmatch(name) or not _VALUE.fullmatch(value):
+            raise BadArgument(f"{name!r} can't be a key of metadata, or its value is not printable ASCII")
     return found
 
 
-async def _write(box: Box, given: str, body: AsyncIterator[bytes]) -> dict[str, Any]:
-    fields = {"path": _path(box, given), **box.acting}
+async def _write(box: Box, given: str, body: AsyncIterator[bytes], labels: dict[str, str]) -> dict[str, Any]:
+    fields: dict[str, Any] = {"path": _path(box, given), **box.acting}
+    if labels:
+        fields["xattrs"] = {METADATA + name: value for name, value in labels.items()}
     source = Upload(body)
     try:
         async with box.link.stream("file_write", fields, body=source, timeout=None) as events:
             await source.during(_finish(events))
             entry = events.result["entry"]
+    except Unsupported:
+        raise RpcError(
+            "unimplemented", "files of this sandbox carry no metadata: gVisor has none; write without, or use runc"
+        ) from None
     except FileError as error:
-        if error.details.get("errno") in (28, 122):
+        if error.details.get("errno") in NO_SPACE:
             raise
         raise BadArgument(error.message) from None
     except ClientDisconnect:
         raise BadArgument("the client left before the file was whole") from None
-    return {"name": entry["name"], "path": entry["path"], "type": "file"}
+    told = {"name": entry["name"], "path": entry["path"], "type": "file"}
+    return {**told, "metadata": labels} if labels else told
 
 
 async def _finish(events: Any) -> None:

@@ -27,11 +27,12 @@ async def stat(box: Box, asked: Message) -> Message:
 async def list_dir(box: Box, asked: Message) -> Message:
     path, depth = where(box, asked), asked.get("depth") or 1
     try:
-        found: list[dict[str, Any]] = (await box.link.call("file_list", path=path, depth=depth))["entries"]
+        answer = await box.link.call("file_list", path=path, depth=depth, xattrs=True)
     except FileError as error:
         if error.details.get("errno") == errno.ENOTDIR:
             raise RpcError("invalid_argument", f"path is not a directory: {path}") from None
         raise
+    found: list[dict[str, Any]] = answer["entries"]
     found.sort(key=lambda one: one["path"].split("/"))
     return {"entries": await box.entries(found)}
 

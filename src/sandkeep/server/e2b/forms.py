@@ -7,6 +7,9 @@ import stat
 from datetime import UTC, datetime
 from typing import Any
 
+METADATA = "user.e2b."
+"""What an attribute of a file that is E2B's metadata begins with."""
+
 _TYPES = {"dir": "FILE_TYPE_DIRECTORY"}
 
 
@@ -31,6 +34,6 @@ def entry_info(entry: dict[str, Any], kind: str, owner: str, group: str) -> dict
     if link:
         above = posixpath.dirname(entry["path"])
         told |= {"symlinkTarget": posixpath.normpath(posixpath.join(above, entry["target"])), "isSymlink": True}
-    if entry.get("attributes"):
-        told["metadata"] = entry["attributes"]
+    if labels := {k.removeprefix(METADATA): v for k, v in entry.get("xattrs", {}).items() if k.startswith(METADATA)}:
+        told["metadata"] = labels
     return told

@@ -1,7 +1,7 @@
 """Watches of folders: as a stream, or kept here for clients that ask from time to time.
 
 E2B counts a write through its API as CREATE, CHMOD, WRITE. Ours is a file written aside and renamed, so a rename from such a file
-is told in those words. The guest does not tell a change of mode from a change of content: both are WRITE.
+is told in those words.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Watch:
             case "created":
                 told = [(_CREATE, path)]
             case _:
-                return [(_WRITE, path)]
+                return [(_CHMOD if event.get("attributes") else _WRITE, path)]
         self._names.add(path)
         return told
 

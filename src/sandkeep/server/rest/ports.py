@@ -74,9 +74,11 @@ def target_of(scope: Any) -> bytes:
     """The path and query as the client wrote them, without our prefix and without our key."""
     path = _PREFIX.sub(b"", scope.get("raw_path") or scope["path"].encode(), count=1).partition(b"?")[0] or b"/"
     query: bytes = scope["query_string"]
-    if scope["type"] == "websocket" and b"api_key" in query:
+    if scope["type"] == "websocket" and b"api_key=sk_" in query:
         pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True, encoding="latin-1")
-        query = urlencode([(k, v) for k, v in pairs if k != "api_key"], encoding="latin-1").encode()
+        query = urlencode(
+            [(k, v) for k, v in pairs if k != "api_key" or not v.startswith("sk_")], encoding="latin-1"
+        ).encode()
     return path + (b"?" + query if query else b"")
 
 
@@ -181,8 +183,14 @@ async def _tunnel(sandbox: AsyncSandbox, port: int) -> AsyncIterator[tuple[async
 @router.websocket("/sandboxes/{id}/ports/{port}")
 @router.websocket("/sandboxes/{id}/ports/{port}/{path:path}")
 async def websocket(client: WebSocket, id: str, port: str) -> None:
-    async with caller(client, id) as (services, key), services.use(key.scope, id) as sandbox:
-        number = port_of(port)
+    async with caller(client, id) as (services, key):
+        await relay(client, services, key.scope, id, port)
+
+
+async def relay(client: WebSocket, services: Services, seen: Seen | None, id: str, port: str) -> None:
+    """A WebSocket to the server inside, accepted once that one accepts it, until either side ends it."""
+    number = port_of(port)
+    async with services.use(seen, id) as sandbox:
         sock, _ = await _dial(sandbox, number)
         headers = [
             (n.decode(), v.decode("latin-1"))

@@ -1,0 +1,221 @@
+"""What E2B's programs do inside: files with metadata, watches, a full disk, WebSockets to ports."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from e2b_kit import Client, start, stream
+from serving import PATIENCE, Served, serving, until
+from test_server_ports import INSIDE
+
+pytest_plugins = ["serving"]
+TRAFFIC = "E2B-Traffic-Access-Token"
+
+
+@pytest.fixture(scope="module")
+def client(served: Served) -> Client:
+    return Client(served)
+
+
+@pytest.fixture(scope="module")
+def made(client: Client) -> dict[str, Any]:
+    return client.create(timeout=900)
+
+
+def entry(box: httpx.Client, path: str) -> dict[str, Any]:
+    return dict(box.post("/filesystem.Filesystem/Stat", json={"path": path}).json()["entry"])
+
+
+def write(box: httpx.Client, path: str, **labels: str) -> httpx.Response:
+    headers = {f"X-Metadata-{name}": value for name, value in labels.items()}
+    return box.post("/files", params={"path": path}, content=b"1", headers=headers)
+
+
+# metadata of files
+
+
+def carries(folder: Path) -> bool:
+    """Whether files below can have attributes at all."""
+    probe = folder / "probe"
+    probe.touch()
+    try:
+        os.setxattr(probe, "user.probe", b"1")
+    except OSError:
+        return False
+    finally:
+        probe.unlink()
+    return True
+
+
+def test_metadata_of_files(client: Client, served: Served) -> None:
+    made = client.create(timeout=900)
+    box = client.box(made)
+    if not carries(served.home):
+        assert write(box, "labelled", kind="draft").status_code == 501
+        return
+    sent = write(box, "labelled", Kind="draft", step="3 of 4")
+    labels = {"kind": "draft", "step": "3 of 4"}
+    assert sent.json() == [{"name": "labelled", "path": "/home/user/labelled", "type": "file", "metadata": labels}]
+    assert entry(box, "labelled")["metadata"] == labels
+    listed = box.post("/filesystem.Filesystem/ListDir", json={"path": "/home/user"}).json()["entries"]
+    assert [one.get("metadata") for one in listed if one["name"] == "labelled"] == [labels]
+    parts = {"file": ("both/a", b"x")}
+    assert box.post("/files", files=parts, headers={"X-Metadata-by": "form"}).json()[0]["metadata"] == {"by": "form"}
+    taken = client.control.post(f"/sandboxes/{made['sandboxID']}/snapshots", json={}).json()["snapshotID"]
+    assert client.control.post(f"/sandboxes/{made['sandboxID']}/pause").status_code == 204
+    assert client.control.post(f"/sandboxes/{made['sandboxID']}/connect", json={}).status_code == 201
+    twin = client.create(templateID=taken, timeout=900)
+    for one in (made, twin):
+        assert entry(client.box(one), "labelled")["metadata"] == labels
+    write(box, "labelled", other="1")
+    assert entry(box, "labelled")["metadata"] == {"other": "1"}
+    write(box, "labelled")
+    assert "metadata" not in entry(box, "labelled")
+    assert write(box, "labelled", **{"k" * 300: "1"}).status_code == 400
+    for one in (made, twin):
+        assert client.control.delete(f"/sandboxes/{one['sandboxID']}").status_code == 204
+
+
+def test_where_files_have_no_attributes_it_is_said(tmp_path: Path) -> None:
+    with serving(tmp_path / "home", "--runtime", "runsc") as served:
+        client = Client(served)
+        box = client.box(client.create(timeout=900))
+        refused = write(box, "labelled", kind="draft")
+        assert refused.status_code == 501
+        assert "metadata" in refused.json()["message"]
+        assert box.get("/files", params={"path": "labelled"}).status_code == 404
+        assert write(box, "labelled").status_code == 200
+
+
+def test_no_space_left(client: Client, made: dict[str, Any]) -> None:
+    box = client.box(made)
+    free = int(output(box, "df -B1 --output=avail /dev/shm | tail -1"))
+    if free > 256 << 20:
+        pytest.skip("there is no small file system inside")
+    full = box.post("/files", params={"path": "/dev/shm/large"}, content=b"x" * (free + (1 << 20)))
+    assert (full.status_code, full.json()["code"]) == (507, 507)
+    assert output(box, "ls -A /dev/shm") == ""
+
+
+def output(box: httpx.Client, command: str) -> str:
+    said = [
+        message.get("event", {}).get("data", {}) for _, message in stream(box, "/process.Process/Start", start(command))
+    ]
+    return b"".join(base64.b64decode(one["stdout"]) for one in said if "stdout" in one).decode()
+
+
+# watches
+
+
+def test_a_change_of_mode_is_no_write(client: Client, made: dict[str, Any]) -> None:
+    box = client.box(made)
+    box.post("/filesystem.Filesystem/MakeDir", json={"path": "w/inner"})
+    watcher = box.post("/filesystem.Filesystem/CreateWatcher", json={"path": "w", "recursive": True}).json()
+    seen: list[tuple[str, str]] = []
+
+    def events() -> list[tuple[str, str]]:
+        found = box.post("/filesystem.Filesystem/GetWatcherEvents", json=watcher).json()["events"]
+        seen.extend((one["name"], one["type"].removeprefix("EVENT_TYPE_")) for one in found)
+        return seen
+
+    write(box, "w/f")
+    until(lambda: ("f", "WRITE") in events(), "the file is told")
+    output(box, "chmod 600 w/f; chmod 700 w/inner; echo more >> w/f; rm w/f")
+    until(lambda: ("f", "REMOVE") in events(), "the end is told")
+    new = [("f", "CREATE"), ("f", "CHMOD"), ("f", "WRITE")]
+    assert seen == [*new, ("f", "CHMOD"), ("inner", "CHMOD"), ("f", "WRITE"), ("f", "REMOVE")]
+
+
+# ports
+
+
+def dial(served: Served, id: str, port: int = 8080, path: str = "/chat", **headers: str) -> ClientConnection:
+    """By host name, or with `E2b-Sandbox-Id` by header."""
+    where = urlsplit(served.url)
+    wire = socket.create_connection((where.hostname or "", where.port or 0), timeout=PATIENCE)
+    name = "any.name" if "E2b-Sandbox-Id" in headers else f"{port}-{id}.localhost"
+    try:
+        return connect(
+            f"ws://{name}:{where.port}{path}", sock=wire, additional_headers=headers, proxy=None, compression=None,
+            open_timeout=PATIENCE, subprotocols=["soup"],  # type: ignore[list-item]
+        )  # fmt: skip
+    except BaseException:
+        wire.close()
+        raise
+
+
+def refused(served: Served, id: str, **options: Any) -> httpx.Response:
+    with pytest.raises(InvalidStatus) as found:
+        dial(served, id, **options)
+    answer = found.value.response
+    return httpx.Response(answer.status_code, content=bytes(answer.body or b""))
+
+
+def begin(client: Client, **fields: Any) -> dict[str, Any]:
+    """A sandbox with a server inside."""
+    made = client.create(timeout=900, **fields)
+    box = client.box(made)
+    box.post("/files", params={"path": "server.py"}, content=INSIDE.encode())
+    stream(box, "/process.Process/Start", start("setsid python3 server.py >/dev/null 2>&1 &"))
+    headers = {TRAFFIC: made.get("trafficAccessToken", "")}
+    until(lambda: client.box(made, 8080, **headers).get("/").status_code == 200, "the server inside answers")
+    return made
+
+
+@pytest.fixture(scope="module")
+def public(client: Client) -> Iterator[dict[str, Any]]:
+    made = begin(client)
+    yield made
+    client.control.delete(f"/sandboxes/{made['sandboxID']}")
+
+
+def test_websockets_by_host_name_and_by_header(served: Served, public: dict[str, Any]) -> None:
+    id = public["sandboxID"]
+    by_header = {"E2b-Sandbox-Id": id, "E2b-Sandbox-Port": "8080"}
+    for headers in ({}, by_header):
+        with dial(served, id, path="/chat?api_key=theirs", **headers, Authorization="Bearer theirs") as found:
+            assert found.subprotocol == "soup"
+            seen = json.loads(found.recv(PATIENCE))
+            assert seen["path"] == "/chat?api_key=theirs"
+            told = {name.lower(): value for name, value in seen["headers"]}
+            assert told["authorization"] == "Bearer theirs"
+            assert not [name for name in told if name.startswith("e2b-")]
+            for message in ("text é", b"\x00binary", "x" * 10_000):
+                found.send(message)
+                assert found.recv(PATIENCE) == message
+    assert refused(served, id, path="/refused").status_code == 403
+    closed = refused(served, id, port=9)
+    assert (closed.status_code, closed.json()["message"]) == (502, "The sandbox is running but port is not open")
+    gone = refused(served, "sb-000000000000", **{**by_header, "E2b-Sandbox-Id": "sb-000000000000"})
+    assert (gone.status_code, gone.json()["message"]) == (502, "The sandbox was not found")
+
+
+def test_a_private_websocket_wakes_and_ends_with_its_sandbox(client: Client, served: Served) -> None:
+    made = begin(client, network={"allowPublicTraffic": False}, autoPause=True, autoResume={"enabled": True})
+    id, token = made["sandboxID"], {TRAFFIC: made["trafficAccessToken"]}
+    assert client.control.post(f"/sandboxes/{id}/pause").status_code == 204
+    assert refused(served, id).status_code == 403
+    assert client.info(made)["state"] == "paused"
+    with pytest.raises(InvalidStatus):  # awake, but without memory: its server is not
+        dial(served, id, 9, **token)
+    assert client.info(made)["state"] == "running"
+    stream(client.box(made), "/process.Process/Start", start("setsid python3 server.py >/dev/null 2>&1 &"))
+    until(lambda: client.box(made, 8080, **token).get("/").status_code == 200, "the server inside answers")
+    with dial(served, id, **token) as found:
+        found.recv(PATIENCE)
+        assert client.control.delete(f"/sandboxes/{id}").status_code == 204
+        with pytest.raises(ConnectionClosed):
+            found.recv(PATIENCE)
+    assert refused(served, id, **token, **{"E2b-Sandbox-Id": id, "E2b-Sandbox-Port": "8080"}).status_code == 502
