@@ -71,8 +71,9 @@ class Faulty:
             self.inner.delete([name])
             self._after(found, "delete", name)
 
-    def stamp(self, prefix: str) -> str | None:
-        return self.inner.stamp(prefix)
+    def newest(self, prefix: str) -> Iterator[str] | None:
+        self._before("newest", prefix)
+        return self.inner.newest(prefix)
 
     def size(self, name: str) -> int | None:
         found = self._before("size", name)

@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -87,6 +88,15 @@ def test_list_is_sorted_and_goes_on_after_a_name(objects: Objects) -> None:
         )
 
 
+def test_newest_is_the_list_from_its_end(objects: Objects) -> None:
+    for name in ("x/b", "x/a", "x/a.b", "x/a-b", "x/sub/c", "x/sub/d/e", "x/zz", "y"):
+        objects.put(name, b"")
+    found = objects.newest("x/")
+    if found is not None:
+        assert list(found) == [name for name, _, _ in objects.list("x/")][::-1]
+        assert list(objects.newest("none/") or ()) == []
+
+
 def test_delete_many(objects: Objects) -> None:
     names = [f"d/{n:03}" for n in range(60)]
     for name in names:
@@ -124,6 +134,22 @@ def test_writers_at_once_leave_one_whole_object(objects: Objects) -> None:
 
 
 # the folder
+
+
+def test_folders_that_become_empty_go_and_no_put_suffers(tmp_path: Path) -> None:
+    objects = open_objects(tmp_path / "s")
+    objects.put("a/stays", b"")
+
+    def work(number: int) -> None:
+        for _ in range(100):
+            objects.put(f"a/b/c/{number}", b"x")
+            assert objects.get(f"a/b/c/{number}") == b"x"
+            objects.delete([f"a/b/c/{number}"])
+
+    with ThreadPoolExecutor(4) as pool:
+        for job in [pool.submit(work, number) for number in range(4)]:
+            job.result()
+    assert os.listdir(tmp_path / "s/a") == ["stays"]
 
 
 def test_folder_syncs_file_then_renames_then_syncs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

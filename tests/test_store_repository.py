@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,6 @@ from sandkeep.errors import (
     BadArgument,
     Corrupt,
     NotFound,
-    StateConflict,
     StoreError,
     StoreMissing,
     StoreUnreachable,
@@ -204,68 +203,6 @@ def test_lost_or_foreign_config_is_refused(opened: Open, objects: Objects) -> No
     objects.delete(["config"])
     with pytest.raises(Corrupt):
         opened()
-
-
-# records
-
-
-def test_records_never_change(opened: Open) -> None:
-    repo = opened()
-    repo.put_record("names", "n1", b"data")
-    with pytest.raises(StateConflict):
-        repo.put_record("names", "n1", b"other")
-    with repo.writer() as writer, pytest.raises(StateConflict):
-        writer.publish("names", "n1", b"other")
-    assert repo.get_record("names", "n1") == b"data"
-    repo.delete_record("names", "n1")
-    with pytest.raises(NotFound):
-        repo.get_record("names", "n1")
-    for bad in ("", "../x", "a/b/../c", ".x"):
-        with pytest.raises(BadArgument):
-            repo.put_record("names", bad, b"")
-
-
-def test_listing_records_follows_others(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sandkeep.store.records.WINDOW", 10)
-    one, two = opened("one"), opened("two")
-    names = [f"r{n:04}" for n in range(450)]
-    for name in names:
-        one.put_record("k", name, name.encode())
-    assert list(two.list_records("k")) == names
-    assert list(two.list_records("k", newest_first=True)) == names[::-1]
-    assert list(two.list_records("k", after="r0440")) == names[441:]
-    assert list(two.list_records("k", after="r0440", newest_first=True)) == names[:440:-1]
-    one.put_record("k", "r0450", b"new")
-    one.delete_record("k", "r0449")
-    assert list(two.list_records("k", after="r0447")) == ["r0448", "r0450"]
-    one.delete_record("k", "r0001")
-    assert "r0001" not in two.list_records("k", full=True)
-    assert two.get_record("k", "r0005", cached=True) == b"r0005"
-    one.delete_record("k", "r0005")
-    assert two.get_record("k", "r0005", cached=True) == b"r0005"
-    with pytest.raises(NotFound):
-        two.get_record("k", "r0005")
-
-
-def test_the_newest_records_take_few_requests_among_many(opened: Open, objects: Objects, tmp_path: Path) -> None:
-    repo = opened()
-    folder = tmp_path / "store/records/k"
-    folder.mkdir(parents=True)
-    for n in range(3_000):
-        (folder / f"r{n:05}").write_bytes(b"x")
-    assert next(repo.list_records("k", newest_first=True)) == "r02999"
-    listed: list[int] = []
-    inner = objects.list
-
-    def count(prefix: str, after: str = "") -> object:
-        rows = list(inner(prefix, after))
-        listed.append(len(rows))
-        return iter(rows)
-
-    objects.list = count  # type: ignore[method-assign,assignment]
-    repo.put_record("k", "r99999", b"x")
-    assert next(repo.list_records("k", newest_first=True)) == "r99999"
-    assert sum(listed) <= 1001
 
 
 # damage
@@ -485,7 +422,31 @@ def test_only_new_index_objects_are_fetched(opened: Open, objects: Objects, monk
     watched.log.clear()
     save(one, "more", [b"more"])
     assert two.has(hashlib.sha256(b"more").digest())
-    assert [verb for verb, _ in watched.log] == ["list", "list", "get"]
+    assert [verb for verb, _ in watched.log] == ["list", "newest", "get"]
+
+
+def test_a_cold_cache_is_filled_while_a_collector_merges(opened: Open, objects: Objects) -> None:
+    """At every look at the index one of its objects is merged away before it can be read."""
+    one = opened("one")
+    for n in range(40):
+        save(one, f"n{n:02}", [b"%d" % n])
+    inner, looked = objects.list, [0]
+
+    def merging(prefix: str, after: str = "") -> Iterator[tuple[str, int, float]]:
+        rows = list(inner(prefix, after))
+        if prefix == "index/" and looked[0] < 20:
+            looked[0] += 1
+            name, merged = rows[-1][0], fmt.new_index_name()
+            packs = fmt.read_index_object(name, objects.get(name))
+            objects.put(merged, fmt.index_object(merged, packs))
+            objects.delete([name])
+        return iter(rows)
+
+    objects.list = merging  # type: ignore[method-assign]
+    two = opened("two")
+    two.refresh()
+    assert looked == [20]
+    check(two, [hashlib.sha256(b"%d" % n).digest() for n in range(40)], [b"%d" % n for n in range(40)])
 
 
 def test_threads_share_a_repository(opened: Open) -> None:

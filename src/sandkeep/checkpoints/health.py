@@ -9,9 +9,8 @@ from sandkeep.checkpoints import nodes, records
 from sandkeep.checkpoints.capture import load_record
 from sandkeep.checkpoints.nodes import DIR, FILE, INLINE, Entry
 from sandkeep.errors import CheckpointNotFound, Corrupt, NotFound
+from sandkeep.store.format import record_name
 from sandkeep.store.repository import Repository
-
-_RECORDS = f"records/{records.KIND}/"
 
 
 @dataclass
@@ -37,7 +36,7 @@ def verify(
         except CheckpointNotFound:
             continue
         except Corrupt as error:
-            found = {check.add(_RECORDS + checkpoint, error.message)}
+            found = {check.add(record_name(records.KIND, checkpoint), error.message)}
         else:
             loose = [blob for blob in (record.session, record.volatile, record.links, record.left_out) if blob]
             found = check.blobs(loose)

@@ -157,7 +157,7 @@ class Bucket:
                             if "NoSuchBucket" in str(error):
                                 raise
 
-    def stamp(self, prefix: str) -> str | None:
+    def newest(self, prefix: str) -> Iterator[str] | None:
         return None
 
     def size(self, name: str) -> int | None:

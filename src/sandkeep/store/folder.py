@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from operator import itemgetter
@@ -35,9 +34,6 @@ def _typed(what: str) -> Iterator[None]:
         raise StoreError(f"could not {what}: {error.strerror}", "check the disk under the store's folder") from error
 
 
-_TICK_NS = 100_000_000
-
-
 class Folder:
     def __init__(self, root: Path) -> None:
         self.root = Path(os.path.abspath(os.path.expanduser(root)))
@@ -54,15 +50,24 @@ class Folder:
                 _make(temp.parent)
                 self._write(temp, data)
             try:
-                try:
-                    os.rename(temp, target)
-                except FileNotFoundError:
-                    _make(target.parent)
-                    os.rename(temp, target)
-                _sync(target.parent)
+                self._place(temp, target)
             except OSError:
                 temp.unlink(missing_ok=True)
                 raise
+            try:
+                _sync(target.parent)
+            except FileNotFoundError:
+                pass  # somebody has already deleted the object, and its folder
+
+    @staticmethod
+    def _place(temp: Path, target: Path) -> None:
+        for _ in range(100):
+            try:
+                os.rename(temp, target)
+                return
+            except FileNotFoundError:
+                _make(target.parent)  # a `delete` may take it away again, as long as it is empty
+        os.rename(temp, target)
 
     @staticmethod
     def _write(temp: Path, data: bytes | bytearray | memoryview) -> None:
@@ -130,16 +135,33 @@ class Folder:
                 try:
                     os.unlink(self.root / name)
                 except (FileNotFoundError, NotADirectoryError):
-                    pass
+                    continue
+                self._tidy(os.path.dirname(name))
 
-    def stamp(self, prefix: str) -> str | None:
-        """The folder's own time, once it is older than any clock's tick: a change in the same tick would not move it."""
+    def _tidy(self, folder: str) -> None:
+        """Remove folders that have become empty, but not those at the top."""
+        while "/" in folder:
+            try:
+                os.rmdir(self.root / folder)
+            except OSError:
+                return
+            folder = os.path.dirname(folder)
+
+    def newest(self, prefix: str) -> Iterator[str]:
+        with _typed(f"list {self.root / check_prefix(prefix)}"):
+            yield from self._newest(prefix)
+
+    def _newest(self, prefix: str) -> Iterator[str]:
         try:
-            status = os.stat(self.root / check_prefix(prefix))
-        except OSError:
-            return None
-        settled = abs(time.time_ns() - status.st_mtime_ns) > _TICK_NS
-        return f"{status.st_ino} {status.st_mtime_ns}" if settled else None
+            with os.scandir(self.root / prefix) as scan:
+                found = [prefix + entry.name + "/" * entry.is_dir(follow_symlinks=False) for entry in scan]
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for name in sorted(found, reverse=True):
+            if name.endswith("/"):
+                yield from self._newest(name)
+            else:
+                yield name
 
     def size(self, name: str) -> int | None:
         with _typed(f"look at {self.root / check_name(name)}"):
@@ -168,8 +190,11 @@ def _make(folder: Path) -> None:
         missing.append(folder)
         folder = folder.parent
     for path in reversed(missing):
-        path.mkdir(exist_ok=True)
-        _sync(path.parent)
+        try:
+            path.mkdir(exist_ok=True)
+            _sync(path.parent)
+        except FileNotFoundError:
+            return  # its parent was removed meanwhile: the caller tries again
 
 
 def _sync(folder: Path) -> None:

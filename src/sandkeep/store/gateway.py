@@ -69,7 +69,7 @@ class Gateway:
         for at in range(0, len(wanted), _BATCH):
             self._ask("POST", "", json={"delete": wanted[at : at + _BATCH]})
 
-    def stamp(self, prefix: str) -> str | None:
+    def newest(self, prefix: str) -> Iterator[str] | None:
         return None
 
     def size(self, name: str) -> int | None:

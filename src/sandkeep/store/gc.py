@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sandkeep.errors import Busy, Corrupt, NotFound, StoreError
-from sandkeep.store.format import PackIndex, index_object, read_index_object, unique
+from sandkeep.store.format import PackIndex, index_object, new_index_name, read_index_object, unique
 from sandkeep.store.index import BLOCK_BITS, DAMAGE, read_marks
 from sandkeep.store.lease import Lease, Other, others, put_sealed, read_condemned, seal_value
 from sandkeep.store.verify import read_pack_footer
@@ -207,7 +207,7 @@ class _Collector:
         self.index.sync(full=True)
 
     def _put_index(self, packs: list[PackIndex]) -> None:
-        name = f"index/{unique()}"
+        name = new_index_name()
         self.lease.put(name, index_object(name, packs))
 
     def _tidy(self) -> None:

@@ -24,6 +24,7 @@ from sandkeep.store.objects import Objects
 T = TypeVar("T")
 
 WINDOW = 1000  # the newest names listed again at each refresh: one page of an S3 listing
+ENOUGH = 32  # known names in a row, where names can be had from the newest on
 
 _SCHEMA = """
 CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
@@ -37,6 +38,7 @@ CREATE TABLE record(kind TEXT, name TEXT, data BLOB, PRIMARY KEY(kind, name)) WI
 """
 BLOCK_BITS = 24  # a block's number is its pack's number and its place in the pack
 _BATCH = 900
+_PASSES = 100  # each keeps what it found, and only what a collector made meanwhile is left for the next
 
 DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)  # the second: an error message that quotes a damaged schema
 
@@ -203,11 +205,10 @@ class Index:
         those the caller has just read."""
         renewed = False
         with self.locked():
-            for _ in range(10):
+            for _ in range(_PASSES):
                 try:
-                    self._sync(marks or read_marks(self.objects), full)
-                    return
-                except NotFound:
+                    if self._sync(marks or read_marks(self.objects), full):
+                        return
                     marks, full = None, True
                 except DAMAGE as error:
                     if renewed:
@@ -216,24 +217,48 @@ class Index:
                     renewed = True
             raise StoreError("the store's index keeps changing while it is read", "try again")
 
-    def _sync(self, marks: Marks, full: bool) -> None:
+    def _sync(self, marks: Marks, full: bool) -> bool:
+        """False if a collector has merged away some of the index objects before they were read."""
         after = ""
-        if not full and marks.epoch == self._get("epoch"):
+        if full or marks.epoch != self._get("epoch"):
+            listed = [name for name, _, _ in self.objects.list("index/")]
+        elif (newest := self.objects.newest("index/")) is not None:
+            listed, after = self._until_known(newest)
+        else:
             row = self._db.execute(
                 "SELECT name FROM source ORDER BY name DESC LIMIT 1 OFFSET ?", (WINDOW - 1,)
             ).fetchone()
             after = row[0] if row else ""
-        listed = [name for name, _, _ in self.objects.list("index/", after=after)]
+            listed = [name for name, _, _ in self.objects.list("index/", after=after)]
         known = {row[0] for row in self._db.execute("SELECT name FROM source WHERE name > ? AND NOT bad", (after,))}
         fresh, gone = [name for name in listed if name not in known], known.difference(listed)
         if not fresh and not gone and marks.epoch == self._get("epoch"):
-            return
+            return True
+        whole = True
         with self.change() as db:
             db.execute("DELETE FROM source WHERE bad AND name > ?", (after,))
             for name, packs in _fetch(self.objects, fresh):
-                self._insert(db, name, packs)
+                if packs is _GONE:
+                    whole = False
+                else:
+                    self._insert(db, name, packs)
             self._drop(db, gone)
-            self._set("epoch", marks.epoch)
+            if whole:
+                self._set("epoch", marks.epoch)
+        return whole
+
+    def _until_known(self, newest: Iterator[str]) -> tuple[list[str], str]:
+        """Names down to the last of some in a row that the cache knows, and the one before which nothing was looked at."""
+        rows = self._db.execute("SELECT name FROM source WHERE NOT bad ORDER BY name DESC LIMIT ?", (4 * ENOUGH,))
+        known = {row[0] for row in rows}
+        listed: list[str] = []
+        in_a_row = 0
+        for name in newest:
+            in_a_row = in_a_row + 1 if name in known else 0
+            if in_a_row > ENOUGH:
+                return listed, name
+            listed.append(name)
+        return listed, ""
 
     def add(self, name: str, packs: Iterable[PackIndex]) -> None:
         """An index object this process has just written."""
@@ -316,12 +341,17 @@ class Index:
         return int(found[0][0]) if found else None  # type: ignore[call-overload]
 
 
+_GONE: list[PackIndex] = []
+
+
 def _fetch(objects: Objects, names: Sequence[str]) -> Iterator[tuple[str, list[PackIndex] | None]]:
-    """Index objects, several at once; None for one that is damaged."""
+    """Index objects, several at once; None for one that is damaged, `_GONE` for one that is no longer there."""
 
     def one(name: str) -> tuple[str, list[PackIndex] | None]:
         try:
             return name, read_index_object(name, objects.get(name))
+        except NotFound:
+            return name, _GONE
         except Corrupt:
             return name, None
 

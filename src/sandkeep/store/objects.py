@@ -26,7 +26,7 @@ class Objects(Protocol):
     - `get` gives exactly what was asked: `NotFound` if there is no such object, `Corrupt` if it ends too early.
     - `list` takes a prefix that is empty or ends in `/`; names come sorted, those up to and including `after` left out.
       Times are the backend's own clock: compare them only with each other.
-    - `stamp` of a flat prefix changes whenever `list` of it would: as long as it stays, an earlier listing holds. None: unknown.
+    - `newest` gives the same names from the last to the first, at a cost that follows how many are taken. None: it can't.
     - Errors are `StoreError`s; transient ones were retried before they are raised.
     """
 
@@ -38,7 +38,7 @@ class Objects(Protocol):
     def list(self, prefix: str, after: str = "") -> Iterator[tuple[str, int, float]]: ...
     def delete(self, names: Iterable[str]) -> None: ...
     def size(self, name: str) -> int | None: ...
-    def stamp(self, prefix: str) -> str | None: ...
+    def newest(self, prefix: str) -> Iterator[str] | None: ...
 
 
 def check_name(name: str) -> str:

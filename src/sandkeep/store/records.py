@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 
 from sandkeep.errors import Corrupt, NotFound
-from sandkeep.store.format import unseal
+from sandkeep.store.format import record_name, unseal
 from sandkeep.store.index import WINDOW, Index
 from sandkeep.store.objects import Objects
 
@@ -47,6 +47,12 @@ class Records:
         self._index.write("DELETE FROM record WHERE kind=? AND name=?", (kind, name))
 
     def names(self, kind: str, after: str, newest_first: bool, full: bool) -> Iterator[str]:
+        if newest_first and not full and (newest := self._objects.newest(f"records/{kind}/")) is not None:
+            for found in newest:
+                if (last := found.rsplit("/", 1)[1]) <= after:
+                    return
+                yield last
+            return
         self._index.attempt(lambda: self._sync(kind, full))
         at = after
         order, compare = ("DESC", "<") if newest_first else ("ASC", ">")
@@ -69,13 +75,6 @@ class Records:
     def _sync(self, kind: str, full: bool) -> None:
         """Names in the cache become those in the store: all of them, or from the newest but `WINDOW` on."""
         prefix, key = f"records/{kind}/", f"listed {kind}"
-        stamp = self._objects.stamp(prefix)
-        if (
-            stamp is not None
-            and not full
-            and self._index.rows("SELECT 1 FROM meta WHERE key=? AND value=?", (f"stamp {kind}", stamp))
-        ):
-            return
         with self._index.locked():
             last = self._index.rows("SELECT value FROM meta WHERE key=?", (key,))
             full = full or not last or not 0 <= time.time() - float(str(last[0][0])) < FULL_EVERY
@@ -87,16 +86,13 @@ class Records:
                 )
             )
             after = str(row[0][0]) if row else ""
-            listed = {
-                name[len(prefix) :] for name, _, _ in self._objects.list(prefix, after=prefix + after if after else "")
-            }
+            names = self._objects.list(prefix, after=record_name(kind, after) if after else "")
+            listed = {name.rsplit("/", 1)[1] for name, _, _ in names}
             known = {
                 str(row[0])
                 for row in self._index.rows("SELECT name FROM record WHERE kind=? AND name > ?", (kind, after))
             }
             with self._index.change() as db:
-                if stamp is not None:
-                    db.execute("INSERT OR REPLACE INTO meta VALUES(?,?)", (f"stamp {kind}", stamp))
                 db.executemany("DELETE FROM record WHERE kind=? AND name=?", ((kind, name) for name in known - listed))
                 db.executemany(
                     "INSERT OR IGNORE INTO record VALUES(?,?,NULL)", ((kind, name) for name in listed - known)

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from sandkeep.errors import Corrupt, NotFound, StateConflict, StoreMissing, Unsupported
-from sandkeep.store.format import VERSION, seal
+from sandkeep.store.format import VERSION, record_name, seal
 from sandkeep.store.index import Index
 from sandkeep.store.lease import LEASE, put_sealed, read_sealed
 from sandkeep.store.objects import Objects, check_name
@@ -124,7 +124,7 @@ class Repository:
 
 
 def _record(kind: str, name: str) -> str:
-    return f"records/{check_name(kind)}/{check_name(name)}"
+    return record_name(check_name(kind), check_name(name))
 
 
 def _config(objects: Objects, create: bool) -> str:
@@ -151,7 +151,8 @@ def _config(objects: Objects, create: bool) -> str:
         raise Corrupt("the store's config object makes no sense", object="config")
     if found["version"] != VERSION:
         raise Unsupported(
-            f"the store has format version {found['version']}, this Sandkeep knows {VERSION}", "use a newer Sandkeep"
+            f"the store has format version {found['version']}, this Sandkeep knows {VERSION}",
+            "use the Sandkeep that wrote it" if found["version"] < VERSION else "use a newer Sandkeep",
         )
     check_name(found["id"])
     return str(found["id"])

@@ -22,7 +22,9 @@ from sandkeep.store.format import (
     compress,
     crc32,
     index_object,
+    new_index_name,
     pack_footer,
+    record_name,
     seal,
     sha256,
     unique,
@@ -227,7 +229,7 @@ class Writer:
             self._drain()
         if not self._done:
             return
-        name = f"index/{unique()}"
+        name = new_index_name()
         data = index_object(name, self._done)
         self._lease.put(name, data)
         self._index.add(name, self._done)
@@ -246,7 +248,7 @@ class Writer:
     def publish(self, kind: str, name: str, data: bytes) -> None:
         """Put the record that names what was added. This is the commit point: everything is flushed before."""
         self.flush()
-        full = f"records/{check_name(kind)}/{check_name(name)}"
+        full = record_name(check_name(kind), check_name(name))
         if self._objects.size(full) is not None:
             raise StateConflict(f"{kind} {name} exists already", "records never change: choose a new name")
         self._lease.put(full, seal(full, data))
