@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from bench import agents, e2b, pausing, running, serving, storing
+from bench import agents, crowd, e2b, pausing, running, serving, storing
 from bench.measure import HEAD, Report
 
 SUITES = {
@@ -15,6 +15,7 @@ SUITES = {
     "storing": storing.run,
     "pausing": pausing.run,
     "serving": serving.run,
+    "load": crowd.run,
     "agents": agents.run,
     "e2b": e2b.run,
 }

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
-import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -20,6 +17,7 @@ import websockets
 
 from bench.measure import Report
 from bench.pausing import by_hand
+from bench.server import Serving
 from sandkeep.runtime.driver import DRIVERS
 from sandkeep.sandbox.home import Home
 from sandkeep.sandbox.machine import Machine
@@ -36,35 +34,6 @@ def run(report: Report, quick: bool = False) -> None:
                     asyncio.run(sleeping(report, server, 3 if quick else 9))
                 else:
                     asyncio.run(load(report, server, (1, 5) if quick else (1, 50, 500)))
-
-
-class Serving:
-    """A real server in a process of its own."""
-
-    def __init__(self, home: Path, runtime: str) -> None:
-        self.home, self._runtime = home, runtime
-
-    def __enter__(self) -> Serving:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "sandkeep", "serve", "--home", str(self.home), "--port", "0", "--runtime", self._runtime, "--rate", "0"],
-            stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if found := re.search(r"once: (\S+)", line):
-                self.key = found[1]
-            if found := re.search(r"serves on http://(\S+)", line):
-                self.address = found[1]
-                return self
-        raise RuntimeError("the server did not start")
-
-    def __exit__(self, *_: object) -> None:
-        self._process.send_signal(signal.SIGTERM)
-        self._process.wait(120)
-        from sandkeep import Sandbox
-
-        for info in Sandbox.list(home=self.home):
-            Sandbox.attach(info.id, home=self.home).kill()
 
 
 class Talk:

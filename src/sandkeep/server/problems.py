@@ -10,6 +10,8 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketState
 
 from sandkeep import errors as e
@@ -99,6 +101,11 @@ def install(app: FastAPI) -> None:
         shown = {"code": code, "message": str(error.detail), "remedy": "see /docs for what there is"}
         return JSONResponse(shown, error.status_code, error.headers)
 
+    @app.exception_handler(ClientDisconnect)
+    async def left(_: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=499)  # for the audit; nobody hears it
+
+    @app.exception_handler(OSError)
     @app.exception_handler(Exception)
     async def other(_: Request, error: Exception) -> JSONResponse:
         return answer(unexpected(error))
