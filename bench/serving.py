@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import statistics
 import subprocess
@@ -137,20 +138,67 @@ def _library_id(home: Path) -> str:
 
 
 async def load(report: Report, server: Serving, sizes: tuple[int, ...]) -> None:
+    """Commands in four sandboxes, by REST and by our clients' WebSocket, each client with a connection of its own."""
     headers = {"Authorization": f"Bearer {server.key}"}
-    async with httpx.AsyncClient(
-        base_url=f"http://{server.address}", headers=headers, timeout=120, limits=httpx.Limits(max_connections=600)
-    ) as client:
+    async with httpx.AsyncClient(base_url=f"http://{server.address}", headers=headers, timeout=120) as client:
         made = [(await client.post("/sandboxes", json={})).json()["id"] for _ in range(4)]
-
-        async def rest(number: int) -> None:
-            answer = await client.post(f"/sandboxes/{made[number % 4]}/commands", json={"command": "true"})
-            answer.raise_for_status()
-
-        for clients in sizes:
-            report.note(f"REST, {clients} clients: {await pressed(clients, rest)}")
+        for name, kind in (("REST", Rest), ("WebSocket", Link)):
+            for clients in sizes:
+                async with contextlib.AsyncExitStack() as stack:
+                    open_ = [kind(server, made[number % 4]) for number in range(clients)]
+                    for at in range(0, clients, 50):
+                        await asyncio.gather(*(stack.enter_async_context(one) for one in open_[at : at + 50]))
+                    said = await pressed(clients, lambda number, open_=open_: open_[number].run("true"))
+                report.note(f"{name}, {clients} clients: {said}")
         for id in made:
             await client.delete(f"/sandboxes/{id}")
+
+
+class Rest:
+    """A client that costs little itself: httpx would be what is measured."""
+
+    def __init__(self, server: Serving, id: str) -> None:
+        self._address = server.address.split(":")
+        self._head = f"POST /sandboxes/{id}/commands HTTP/1.1\r\nHost: here\r\nAuthorization: Bearer {server.key}\r\n"
+
+    async def __aenter__(self) -> Rest:
+        self._reader, self._writer = await asyncio.open_connection(*self._address)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._writer.close()
+
+    async def run(self, command: str) -> None:
+        body = json.dumps({"command": command})
+        self._writer.write(
+            f"{self._head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+        )
+        head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
+        said = await self._reader.readexactly(int(head.split(b"content-length: ")[1].split(b"\r\n")[0]))
+        if b" 200 " not in head.splitlines()[0]:
+            raise RuntimeError(said)
+
+
+class Link:
+    """A connection of our own clients to one sandbox."""
+
+    def __init__(self, server: Serving, id: str) -> None:
+        url = f"ws://{server.address}/sandboxes/{id}/link?api_key={server.key}"
+        self._connecting = websockets.connect(url, open_timeout=120, ping_interval=None, proxy=None)
+
+    async def __aenter__(self) -> Link:
+        self._socket = await self._connecting
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._socket.close()
+
+    async def run(self, command: str) -> None:
+        await self._socket.send(json.dumps({"op": "run", "code": command}))
+        while isinstance(message := await self._socket.recv(), bytes) or "ok" not in (said := json.loads(message)):
+            pass
+        if not said["ok"]:
+            raise RuntimeError(said)
 
 
 async def pressed(clients: int, act: Callable[[int], Awaitable[None]], seconds: float = 5.0) -> str:
