@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from sandkeep import Sandbox
 from sandkeep.errors import SandkeepError
@@ -15,6 +16,12 @@ from sandkeep.sandbox.home import Home
 from sandkeep.sandbox.sweeping import gc
 
 Make = Callable[..., Sandbox]
+
+# The same examples in every run, however slow the machine is.
+settings.register_profile(
+    "steady", deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+)
+settings.load_profile("steady")
 
 
 @pytest.fixture

@@ -6,16 +6,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sandkeep.runtime.link import Link, guest_source
-
-PATIENCE = 90.0
+from waiting import PATIENCE as PATIENCE
+from waiting import until as until
 
 
 @dataclass
@@ -107,16 +106,6 @@ def children(pid: int) -> list[int]:
         return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
         return []
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        found = condition()
-        if found:
-            return found
-        time.sleep(0.02)
-    raise AssertionError(f"in {PATIENCE:.0f} s it never came to be that {what}")
 
 
 def gone(pid: int) -> bool:

@@ -24,7 +24,8 @@ from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as open_socket
 from websockets.exceptions import ConnectionClosed
 
-PATIENCE = 90.0
+from waiting import PATIENCE
+
 P = "SANDBOX_"
 
 
@@ -42,7 +43,7 @@ _open: list[ClientConnection] = []
 
 async def connect(url: str, **options: Any) -> ClientConnection:
     """A socket that `run` closes if the test does not."""
-    socket = await open_socket(url, max_size=None, **options)
+    socket = await open_socket(url, max_size=None, open_timeout=PATIENCE, ping_timeout=PATIENCE, **options)
     _open.append(socket)
     return socket
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-import time
 import uuid
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +13,8 @@ from typing import Any
 from sandkeep.runtime.base import Base, resolve
 from sandkeep.runtime.driver import Driver
 from sandkeep.runtime.plan import Plan
-
-PATIENCE = 90.0
+from waiting import PATIENCE as PATIENCE
+from waiting import until as until
 
 STAND_IN = r"""
 import json, os, socket, subprocess, sys, threading, time
@@ -60,15 +58,6 @@ while True:
         time.sleep(0.01)
     os.unlink(run + "/wake")
 """
-
-
-def until(done: Callable[[], Any], what: str) -> Any:
-    end = time.monotonic() + PATIENCE
-    while not (found := done()):
-        if time.monotonic() > end:
-            raise AssertionError(f"waited {PATIENCE:.0f} s for {what}")
-        time.sleep(0.01)
-    return found
 
 
 class Gone(Exception):

@@ -15,20 +15,21 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from websockets.sync.client import ClientConnection
+from websockets.sync.client import connect as open_socket
 
 from sandkeep.client import Remote
 from sandkeep.sandbox import Sandbox
 from sandkeep.sessions import Database, Keys
-
-PATIENCE = 120.0
+from waiting import PATIENCE as PATIENCE
+from waiting import until as until
 
 
 class Served:
@@ -120,6 +121,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield found
 
 
+def connect(url: str, **options: Any) -> ClientConnection:
+    """A WebSocket whose opening and pings wait as long as everything else does."""
+    return open_socket(url, proxy=None, open_timeout=PATIENCE, ping_timeout=PATIENCE, **options)
+
+
 def fixed_port() -> int:
     """A free port that nobody is given meanwhile: below those that the kernel hands out. For servers that come back."""
     while True:
@@ -158,12 +164,3 @@ def events_of(text: str) -> list[tuple[str, dict[str, Any]]]:
         if lines:
             found.append((lines["event"], json.loads(lines["data"])))
     return found
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        if found := condition():
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"never: {what}")

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,9 @@ import pytest
 
 from agents_kit import home_at
 from sandkeep import Sandbox
+from sandkeep.errors import SandkeepError
 from sandkeep.model import WORKSPACE
+from waiting import until
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -69,14 +70,15 @@ def test_refusals_have_their_exit_codes(home: Path) -> None:
 
 
 def test_ctrl_c_ends_the_run_and_keeps_it(home: Path) -> None:
+    def begun(id: str) -> bool:
+        try:
+            return Sandbox.attach(id, home=home).files.exists(f"{WORKSPACE}/work")
+        except SandkeepError:
+            return False  # it is still being made
+
     argv, env = command(home, "run", "shell", "echo begun > work; sleep 600")
     with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
-        deadline = time.monotonic() + 90
-        while not any(
-            Sandbox.attach(one.id, home=home).files.exists(f"{WORKSPACE}/work") for one in Sandbox.list(home=home)
-        ):
-            assert time.monotonic() < deadline, "it never began"
-            time.sleep(0.1)
+        until(lambda: any(begun(one.id) for one in Sandbox.list(home=home)), "the run to begin")
         program.send_signal(signal.SIGINT)
         _, told = program.communicate(timeout=120)
     assert program.returncode != 0

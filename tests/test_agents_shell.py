@@ -27,6 +27,7 @@ from sandkeep.errors import (
     StoreUnreachable,
 )
 from sandkeep.model import HOME, WORKSPACE
+from waiting import until
 
 SECRET = "correct-horse-battery-staple"
 
@@ -43,13 +44,6 @@ def make(home: Path, tmp_path: Path) -> Callable[..., Agent]:
         return Agent(type, **{"home": home, "storage": str(tmp_path / "store"), **options})
 
     return make
-
-
-def until(condition: Callable[[], object], seconds: float = 90.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.02)
 
 
 def in_background(act: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
@@ -140,7 +134,7 @@ def test_failed_and_timed_out_runs_are_kept_and_marked(make: Callable[..., Agent
         failed = agent.run("echo half > work; echo oops >&2; exit 3")
         assert (failed.status, failed.exit_code, failed.stderr) == ("failed", 3, "oops\n")
         assert failed.checkpoint.metadata["agent"]["status"] == "failed"
-        late = agent.run("echo more >> work; sleep 600", timeout=2)
+        late = agent.run("echo more >> work; sleep 600", timeout=6)
         assert late.status == late.checkpoint.metadata["agent"]["status"] == "timed_out"
         assert agent.run("cat work").stdout == "half\nmore\n"
         assert [event.text for event in failed.events if event.kind == "error"] == ["oops"]
@@ -157,7 +151,7 @@ def test_an_interrupted_run_is_kept_and_marked(make: Callable[..., Agent]) -> No
         agent.run("true")
         assert agent.interrupt() is False
         thread, got = in_background(lambda: agent.run("echo begun > work; echo begun; sleep 600"))
-        until(lambda: agent.sandbox.files.exists(f"{WORKSPACE}/work"))
+        until(lambda: agent.sandbox.files.exists(f"{WORKSPACE}/work"), "the run to begin")
         assert agent.status().state == "busy"
         assert agent.interrupt() is True
         thread.join(90)
@@ -168,7 +162,9 @@ def test_an_interrupted_run_is_kept_and_marked(make: Callable[..., Agent]) -> No
 def test_a_run_that_ignores_the_request_to_end_is_killed(make: Callable[..., Agent]) -> None:
     with make() as agent:
         thread, got = in_background(lambda: agent.run("trap '' INT; touch deaf; while :; do sleep 0.1; done"))
-        until(lambda: agent._sandbox is not None and agent.sandbox.files.exists(f"{WORKSPACE}/deaf"))
+        until(
+            lambda: agent._sandbox is not None and agent.sandbox.files.exists(f"{WORKSPACE}/deaf"), "the run to begin"
+        )
         agent.interrupt()
         thread.join(90)
         assert got[0].status == "interrupted"
@@ -181,7 +177,7 @@ def test_a_run_can_be_interrupted_before_it_begins(make: Callable[..., Agent]) -
         def ask(event: dict[str, Any]) -> None:
             if event["event"] == "sandbox ready":
                 asked.append(in_background(agent.interrupt)[0])
-                until(lambda: agent._asked)
+                until(lambda: agent._asked, "the request to be heard")
 
         agent.on("lifecycle", ask)
         got = agent.run("sleep 600")
@@ -274,7 +270,7 @@ def test_one_operation_at_a_time(make: Callable[..., Agent]) -> None:
     with make() as agent:
         agent.run("true")
         thread, got = in_background(lambda: agent.run("touch begun; until [ -e go ]; do sleep 0.05; done"))
-        until(lambda: agent.sandbox.files.exists(f"{WORKSPACE}/begun"))
+        until(lambda: agent.sandbox.files.exists(f"{WORKSPACE}/begun"), "the run to begin")
         for act in (lambda: agent.run("true"), agent.checkpoint, agent.pause, lambda: agent.execute_command("true")):
             with pytest.raises(Busy, match="busy with a run"):
                 act()
@@ -410,7 +406,7 @@ def test_kill_in_the_middle_of_a_run_ends_both(make: Callable[..., Agent], home:
     agent = make()
     agent.run("true")
     thread, got = in_background(lambda: agent.run("touch begun; sleep 600"))
-    until(lambda: agent.sandbox.files.exists(f"{WORKSPACE}/begun"))
+    until(lambda: agent.sandbox.files.exists(f"{WORKSPACE}/begun"), "the run to begin")
     agent.kill()
     thread.join(90)
     assert not thread.is_alive()

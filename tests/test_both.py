@@ -20,7 +20,8 @@ from sandkeep.errors import (
 )
 from sandkeep.model import CheckpointInfo, CommandResult, FileInfo, SandboxInfo, State
 from sandkeep.sandbox import AsyncSandbox, Sandbox
-from serving import Served, served, until  # noqa: F401
+from serving import Served, served  # noqa: F401
+from waiting import until
 
 
 class Place:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sandkeep.checkpoints import Base, unpack
@@ -116,7 +116,7 @@ def make_base(root: Path) -> Path:
     return base
 
 
-@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30)
 @given(st.lists(STEPS, min_size=1, max_size=4))
 def test_one_state_however_it_was_made_saved_and_restored(batches: list[list[tuple[Any, ...]]]) -> None:
     with tempfile.TemporaryDirectory(prefix="sk-roundtrip-") as name, quick_folder() as stored:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sandkeep.checkpoints import Base, Source, Store, capture, list_checkpoints, records, retention, unpack
@@ -361,7 +361,6 @@ def _id_at(stamp: int) -> str:
 
 
 @given(st.lists(st.integers(0, 10**9), max_size=20), st.integers(0, 10**12))
-@settings(deadline=None)
 def test_shares_add_up(parts: list[int], total: int) -> None:
     got = scaled(parts, total)
     assert len(got) == len(parts)

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from sandkeep import Sandbox
 from sandkeep.errors import SandboxNotFound
 from sandkeep.sandbox.home import Home
 from sandkeep.sandbox.sweeping import gc
+from waiting import until
 
 CRASHER = Path(__file__).with_name("crasher.py")
 
@@ -101,9 +101,7 @@ def test_restore_of_a_dead_one(make: Make, home: Path) -> None:
         pid = machine.driver(machine.record()).pid(sb.id, machine.folder)
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        deadline = time.monotonic() + 60
-        while machine.alive(machine.record()) and time.monotonic() < deadline:
-            time.sleep(0.02)
+        until(lambda: not machine.alive(machine.record()), "it to end")
         died = crash(home, "restore-dead", at, sb.id, target)
         sb.restore(target)
         whole(sb, {"old\nf\n"})

@@ -42,7 +42,7 @@ def body(parts: list[tuple[str | None, bytes]]) -> bytes:
     return text + b"--edge--\r\n"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.none() | st.sampled_from(["a", "d/e.txt", "ü ö"]), CONTENT), max_size=4),
     st.lists(st.integers(0, 2000), max_size=12),

@@ -13,7 +13,8 @@ import httpx
 import pytest
 
 from e2b_kit import SDK, Client, frame, frames, gone, start, stream
-from serving import Served, told, until
+from serving import Served, told
+from waiting import PATIENCE, until
 
 pytest_plugins = ["serving"]
 
@@ -45,7 +46,7 @@ def test_an_e2b_sandbox_is_an_ordinary_one(client: Client, made: dict[str, Any])
 def test_errors_have_the_status_in_their_body(client: Client, served: Served) -> None:
     missing = client.control.get("/sandboxes/sb-000000000000")
     assert (missing.status_code, missing.json()["code"]) == (404, 404)
-    no_key = httpx.get(f"{served.url}/sandboxes/sb-000000000000", headers=SDK, trust_env=False)
+    no_key = httpx.get(f"{served.url}/sandboxes/sb-000000000000", headers=SDK, trust_env=False, timeout=PATIENCE)
     assert (no_key.status_code, no_key.json()["code"]) == (401, 401)
     wrong = client.control.post("/sandboxes", json={"templateID": "base", "timeout": -1})
     assert (wrong.status_code, wrong.json()["code"]) == (400, 400)

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from guest_box import PATIENCE, Box, guest, until
+from guest_box import Box, guest
 from sandkeep.errors import BadArgument, FileError, FileMissing, SandkeepError, Unsupported
+from waiting import PATIENCE, until
 
 ODD = ["plain", "with space", "new\nline", "quote'\"", "é", os.fsdecode(b"\xff\xfe-bytes"), "-rf", "a" * 255]
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from guest_box import PATIENCE, Box, children, gone, guest, until
+from guest_box import Box, children, gone, guest
 from sandkeep.errors import BadArgument, FileMissing, ProcessNotFound
+from waiting import PATIENCE, until
 
 MIB = 1 << 20
 
@@ -85,7 +86,7 @@ def test_a_command_outlives_its_client_and_can_be_found_again(box: Box, tmp_path
     ["sleep 600 &", "setsid sleep 600 &", "(setsid sleep 600 &);", "nohup sh -c 'trap \"\" TERM; sleep 600' &"],
 )
 def test_a_timeout_ends_the_whole_tree(box: Box, tmp_path: Path, escape: str) -> None:
-    done = box.run(f"{escape} trap '' TERM INT; echo $$; sleep 600", timeout=1)
+    done = box.run(f"{escape} trap '' TERM INT; echo $$; sleep 600", timeout=4)
     assert done.exit_code == 124
     assert done.result["timed_out"] is True
     assert gone(int(done.stdout))
@@ -109,8 +110,7 @@ def test_signals_go_to_the_tree_or_to_one(box: Box) -> None:
     pid = start(box, code="trap 'echo caught; exit 7' USR1; while :; do sleep 0.05; done")
     pid2 = start(box, code="sleep 600 & sleep 600")
     assert box.link.call("signal", pid=pid2, signal="KILL")["signalled"] >= 1
-    # The shell itself may see its child killed before its own turn comes, and then exits with the same code.
-    assert box.link.call("wait", pid=pid2, timeout=60)["exit_code"] == 137
+    assert box.link.call("wait", pid=pid2, timeout=60)["signal"] == "SIGKILL"
     until(lambda: caught(box, pid), "the trap was set and the signal came")
     with pytest.raises(ProcessNotFound):
         box.link.call("signal", pid=pid, signal=15)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import io
+import secrets
 import sqlite3
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from conftest import Make
 from sandkeep import AsyncSandbox, Sandbox, Store, list_checkpoints
 from sandkeep.errors import BadArgument, CheckpointNotFound, Corrupt, FloorNotReached, SandkeepError
 from sandkeep.model import WORKSPACE
+from waiting import until
 
 
 def test_lineage_latest_names_and_branches(make: Make, home: Path) -> None:
@@ -88,13 +89,11 @@ def test_a_database_under_load_reopens_clean(make: Make, tmp_path: Path) -> None
         "while True:\n"
         "    n += 1\n"
         "    db.execute('begin'); [db.execute('insert into t values(?, ?)', (n, 'x' * 500)) for _ in range(10)]; db.execute('commit')\n"
+        "    if n == 50: open('under-way', 'w')\n"
     )
     sb.files.write(f"{WORKSPACE}/w.py", code)
     sb.commands.run("exec python3 w.py", background=True)
-    deadline = time.monotonic() + 60
-    while not sb.files.exists(f"{WORKSPACE}/app.db-wal") and time.monotonic() < deadline:
-        time.sleep(0.05)
-    time.sleep(0.3)
+    until(lambda: sb.files.exists("under-way"), "the database to be under load")
     for number in range(3):
         kept = sb.checkpoint()
         to = tmp_path / f"out{number}"
@@ -183,16 +182,17 @@ def test_a_damaged_store_restores_nothing(make: Make, home: Path, tmp_path: Path
 def test_paused_on_runc_comes_back_by_the_ladder(make: Make, home: Path) -> None:
     sb = make()
     sb.commands.run("cd /tmp; echo x > f; v=1")
-    sb.commands.run("exec sleep 987654", background=True)
+    sleeper = f"sleep {secrets.randbelow(10**9) + 10**6}"
+    sb.commands.run(f"exec {sleeper}", background=True)
     kept = sb.pause("nap")
     assert sb.info().state == "paused"
-    assert subprocess.run(["pgrep", "-f", "sleep 987654"], capture_output=True).stdout == b""
+    assert subprocess.run(["pgrep", "-f", sleeper], capture_output=True).stdout == b""
     again = Sandbox.connect(sb.id, home=home)
     assert again.restore_report is not None
     assert again.restore_report.level == "relaunched"
     assert again.commands.run("pwd; cat f; echo $v").stdout == "/tmp\nx\n1\n"
     assert again.checkpoint().parent_id == kept.id
-    assert [one.running for one in again.commands.list() if "sleep 987654" in " ".join(one.argv)] == [True]
+    assert [one.running for one in again.commands.list() if sleeper in " ".join(one.argv)] == [True]
 
 
 async def _story(home: Path) -> None:

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from guest_box import PATIENCE, Box, guest
+from guest_box import Box, guest
 from sandkeep.errors import GuestLied, SandboxDead, SandkeepError
 from sandkeep.runtime.link import AsyncLink, Link
+from waiting import PATIENCE
 
 ROOT = Path(__file__).resolve().parent.parent
 

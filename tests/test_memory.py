@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from conftest import Make
-from runtime_box import until
 from sandkeep import Sandbox, Store
 from sandkeep.checkpoints import unpack_attachment
 from sandkeep.errors import BadArgument, FloorNotReached, RuntimeFailed, SandboxPaused
@@ -22,6 +21,7 @@ from sandkeep.model import Mount, State
 from sandkeep.sandbox.home import Home
 from sandkeep.sandbox.machine import Machine
 from test_crash import crash, steps
+from waiting import until
 
 COUNT = "i=0; while :; do i=$((i+1)); echo $i >> ~/count; sleep 0.05; done"
 

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from conftest import Make
-from runtime_box import until
 from sandkeep import AsyncSandbox, Persistence, Sandbox, Store
 from sandkeep.errors import BadArgument, CheckpointNotFound, Corrupt, NotFound, StateConflict, StoreError, Unsupported
 from sandkeep.sandbox.home import Home
@@ -22,6 +21,7 @@ from sandkeep.sandbox.machine import Machine
 from sandkeep.sandbox.namespaces import KEPT, MOST, Namespace
 from sandkeep.sandbox.rhythm import REASSURE, REASSURE_MOST, Rhythm
 from sandkeep.sandbox.sweeping import gc
+from waiting import until
 
 QUICK = {"debounce": 0.1, "max_wait": 0.5}
 

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from runtime_box import Box, Gone, until
+from runtime_box import Box, Gone
 from sandkeep.errors import RuntimeFailed, Unsupported
 from sandkeep.model import Limits, Mount
 from sandkeep.runtime import cgroup, process
 from sandkeep.runtime.base import resolve
 from sandkeep.runtime.driver import DRIVERS, Driver
+from waiting import until
 
 
 @pytest.fixture(scope="module", params=["runc", "crun", "runsc"])
@@ -296,9 +297,14 @@ def test_cpu_limit_is_set(driver: Driver, home: Path) -> None:
             assert (group / "cpu.cfs_quota_us").read_text().strip() == "25000"
         pids = (group / "cgroup.procs").read_text().split()
         assert str(driver.pid(box.id, box.dir)) in pids
-        throttled = "nr_throttled 0"
-        box.sh("python3 -c 'import time\nend=time.process_time()+0.3\nwhile time.process_time()<end: pass'")
-        assert throttled not in (group / "cpu.stat").read_text().splitlines()
+        busy = "python3 -c 'import time\nend=time.process_time()+0.3\nwhile time.process_time()<end: pass'"
+
+        def throttled() -> bool:
+            """On a machine that is busy itself it may get less than its share for a while."""
+            box.sh(busy)
+            return "nr_throttled 0" not in (group / "cpu.stat").read_text().splitlines()
+
+        until(throttled, "it to be held back")
 
 
 def test_limits_that_cannot_hold_are_told(driver: Driver) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runtime_box import Box, until
+from runtime_box import Box
 from sandkeep.model import Limits
 from sandkeep.runtime import cgroup
 from sandkeep.runtime.driver import RUNSC
+from waiting import until
 
 
 def test_memory_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import zstandard
 
-from runtime_box import Box, until
+from runtime_box import Box
 from sandkeep.errors import BadArgument, RuntimeFailed, RuntimeMissing
 from sandkeep.model import Limits, Mount
 from sandkeep.runtime import cgroup, doctor, kernel, overlay, process, seccomp
@@ -29,6 +29,7 @@ from sandkeep.runtime.driver import DRIVERS, RUNC, Driver
 from sandkeep.runtime.elevate import elevated
 from sandkeep.runtime.pick import pick
 from sandkeep.runtime.plan import Plan
+from waiting import until
 
 
 def plan(folder: Path, **changes: Any) -> Plan:
@@ -358,7 +359,7 @@ def test_overlays_that_are_not_attached_are_dropped(tmp_path: Path) -> None:
     kernel.in_thread(lambda: build(box.plan))
     with pytest.raises(FileNotFoundError):
         kernel.in_thread(lambda: build(replace(box.plan, layers=[tmp_path / "missing"])))
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_version_2_control_groups_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

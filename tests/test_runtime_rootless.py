@@ -16,7 +16,8 @@ pytestmark = pytest.mark.rootless
 _PRELUDE = """
 import json, os, sys
 from pathlib import Path
-from runtime_box import Box, until
+from runtime_box import Box
+from waiting import until
 from sandkeep.errors import Unsupported
 from sandkeep.model import Limits, Mount
 from sandkeep.runtime import process

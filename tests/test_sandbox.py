@@ -28,6 +28,7 @@ from sandkeep.errors import (
     TimedOut,
 )
 from sandkeep.model import WORKSPACE
+from waiting import until
 
 RUNTIMES = ["runc", "crun", "runsc"]
 
@@ -145,10 +146,7 @@ def test_watching_files(sb: Sandbox) -> None:
 
     looker = threading.Thread(target=look)
     looker.start()
-    deadline = time.monotonic() + 60
-    while not ready.is_set() and time.monotonic() < deadline:
-        sb.commands.run("touch /tmp/first")
-        time.sleep(0.05)
+    until(lambda: sb.commands.run("touch /tmp/first") and ready.is_set(), "the first event")
     sb.commands.run("touch /tmp/last")
     looker.join(60)
     assert ("created", "/tmp/last") in seen
@@ -219,10 +217,7 @@ def test_a_dead_guest_is_said_to_be_dead_and_restore_revives(sb: Sandbox) -> Non
     pid = machine.driver(machine.record()).pid(sb.id, machine.folder)
     assert pid is not None
     subprocess.run(["kill", "-9", str(pid)], check=True)
-    deadline = time.monotonic() + 60
-    while sb.info().state is not State.DEAD and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert sb.info().state is State.DEAD
+    until(lambda: sb.info().state is State.DEAD, "its death to be seen")
     with pytest.raises(SandboxDead):
         sb.commands.run("true")
     with pytest.raises(SandboxDead):
@@ -304,9 +299,7 @@ def test_async_has_the_same_names(home: Path) -> None:
 def test_ports_are_seen_and_reached(sb: Sandbox) -> None:
     sb.commands.run("mkdir -p /tmp/www; echo page > /tmp/www/index.html")
     sb.commands.run("cd /tmp/www && exec python3 -m http.server 8123", background=True)
-    deadline = time.monotonic() + 60
-    while 8123 not in sb.ports() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: 8123 in sb.ports(), "the server")
     wire, early = sb._held.link.tunnel(8123)
     wire.send(b"GET / HTTP/1.0\r\n\r\n")
     seen = early
@@ -332,9 +325,7 @@ def test_what_is_set_while_a_command_runs_stays_set(sb: Sandbox) -> None:
         )
     )
     runner.start()
-    deadline = time.monotonic() + 60
-    while not sb.files.exists("/tmp/runs") and time.monotonic() < deadline:
-        time.sleep(0.02)
+    until(lambda: sb.files.exists("/tmp/runs"), "the command to run")
     sb.env["B"] = "2"
     sb.files.write("/tmp/go", "")
     runner.join(60)

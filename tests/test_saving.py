@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from sandkeep.model import WORKSPACE
 from sandkeep.sandbox import squashing
 from sandkeep.sandbox.home import Home
 from sandkeep.sandbox.machine import Machine
+from waiting import until
 
 ODD = r"""
 cd ~/workspace
@@ -52,10 +52,14 @@ def test_restore_is_exact_and_can_be_repeated(make: Make, busy: bool) -> None:
 
 def test_what_a_running_writer_does_after_the_snapshot_is_not_in_it(sb: Sandbox) -> None:
     sb.commands.run("exec 3>log; while :; do echo line >&3; done", background=True)
-    time.sleep(0.2)
+
+    def beyond(size: int) -> None:
+        until(lambda: sb.files.exists("log") and sb.files.stat("log").size > size, "the writer to go on")
+
+    beyond(0)
     saved = sb.snapshot()
     size = sb._home.layers.tree(saved.layers[0]).joinpath(WORKSPACE.lstrip("/"), "log").stat().st_size
-    time.sleep(0.2)
+    beyond(size)
     again = sb.snapshot()
     assert sb._home.layers.tree(saved.layers[0]).joinpath(WORKSPACE.lstrip("/"), "log").stat().st_size == size
     sb.restore(saved)
@@ -143,15 +147,22 @@ def test_forks_are_independent_at_once(sb: Sandbox, home: Path) -> None:
             made[0].fork(bad)
 
 
+def squashed(home: Home, stack: list[str]) -> None:
+    """Here or by the process in the background, whichever is first."""
+
+    def done() -> object:
+        squashing.squash_now(home, stack[squashing.KEEP :])
+        return squashing.known(home)
+
+    until(done, "the stack to be squashed")
+
+
 def test_long_stacks_are_squashed_without_a_trace(sb: Sandbox, home: Path) -> None:
     for number in range(squashing.LONG + 4):
         sb.commands.run(f"echo {number} > f{number}; rm -f f{number - 3}")
         sb.snapshot()
     record = Machine(Home(home), sb.id).record()
-    deadline = time.monotonic() + 90
-    while not squashing.known(Home(home)) and time.monotonic() < deadline:
-        squashing.squash_now(Home(home), record.stack[squashing.KEEP :])
-        time.sleep(0.1)
+    squashed(Home(home), record.stack)
     before = sb.commands.run("ls; cat f*").stdout
     sb.commands.run("echo more > more")
     sb.snapshot()
@@ -203,16 +214,19 @@ def test_mmapped_writes_are_not_missed(sb: Sandbox) -> None:
     )
     sb.files.write(f"{WORKSPACE}/w.py", code)
     sb.commands.run("exec python3 w.py", background=True)
-    seen: list[int] = []
-    deadline = time.monotonic() + 60
-    while len(seen) < 4 and time.monotonic() < deadline:
+    seen = [0]
+    while len(seen) < 5:
+        until(
+            lambda: sb.files.exists("map") and int(sb.files.read("map", 0, 8) or b"0") > seen[-1], "the writer to go on"
+        )
         saved = sb.snapshot()
         for layer in saved.layers:
             path = sb._home.layers.tree(layer) / WORKSPACE.lstrip("/") / "map"
             if path.exists() and os.path.getsize(path):
                 seen.append(int(path.read_bytes()[:8] or b"0"))
                 break
-        time.sleep(0.1)
+        else:
+            pytest.fail("the file is in no layer")
     assert seen == sorted(set(seen))
 
 
@@ -222,10 +236,7 @@ def test_many_snapshots_of_a_busy_sandbox_keep_stacks_short(sb: Sandbox, home: P
         sb.commands.run(f"echo {number} > f{number}; rm -f f{number - 3}")
         sb.snapshot()
     machine = Machine(Home(home), sb.id)
-    deadline = time.monotonic() + 90
-    while not squashing.known(Home(home)) and time.monotonic() < deadline:
-        squashing.squash_now(Home(home), machine.record().copied[squashing.KEEP :])
-        time.sleep(0.1)
+    squashed(Home(home), machine.record().copied)
     sb.commands.run("echo last > last")
     saved = sb.snapshot()
     assert len(saved.layers) < squashing.LONG

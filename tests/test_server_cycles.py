@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
-from serving import Served, made, ran, serving, until
+from serving import Served, made, ran, serving
+from waiting import until
 
 CYCLES = 20
 EVERY = 3  # cycles a kill
@@ -86,11 +88,12 @@ def processes_of(id: str) -> list[str]:
     return found
 
 
+@pytest.mark.timeout(900)
 def test_twenty_cycles_with_the_server_killed_at_random_moments(tmp_path: Path) -> None:
     dice = random.Random(20)
     with serving(tmp_path / "home", "--runtime", "runsc", "--sweep-interval", "0.1") as server:
         story = Story(server)
-        assert processes_of(story.id)
+        until(lambda: story.touch() or processes_of(story.id), "its processes are seen while it runs")
         cycles, kills = 0, 0
         while cycles < CYCLES:
             if kills * EVERY > cycles:

@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from sandkeep.sandbox import Sandbox
-from serving import Served, made, ran, serving, until
+from serving import Served, made, ran, serving
+from waiting import until
 
 
 @pytest.fixture(params=["runc", "runsc"])

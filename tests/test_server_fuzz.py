@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import requests
 import schemathesis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 
@@ -52,13 +52,7 @@ class Fuzz:
         assert answer.status_code < 500, f"{case.as_curl_command()}\n{answer.status_code} {answer.text}"
 
     def all_of(self, operation: Any, mode: GenerationMode) -> None:
-        @settings(
-            max_examples=EXAMPLES,
-            deadline=None,
-            derandomize=True,
-            database=None,
-            suppress_health_check=list(HealthCheck),
-        )
+        @settings(max_examples=EXAMPLES)
         @given(case=operation.as_strategy(generation_mode=mode))
         def ask(case: Any) -> None:
             self.ask(case)

@@ -17,8 +17,9 @@ from sandkeep.sandbox.home import Home
 from sandkeep.sandbox.machine import Machine
 from sandkeep.server.hands import Reserved
 from sandkeep.server.strays import Strays
-from serving import Served, made, ran, serving, told, until
+from serving import Served, made, ran, serving, told
 from swift import KEYS, Swift, swift  # noqa: F401
+from waiting import until
 
 MANY = 20  # sandboxes of the server that is killed
 
@@ -107,6 +108,7 @@ def test_the_database_goes_away_and_comes_back(pair: tuple[Served, Served], post
     until(lambda: httpx.get(f"{pair[0].url}/health", trust_env=False, timeout=120).status_code == 200, "healthy again")
 
 
+@pytest.mark.timeout(600)
 def test_a_killed_servers_sandboxes_go_on_from_the_bucket(far_pair: tuple[Served, Served]) -> None:
     """What sleeps wakes on the other at once. What ran there is not rolled back in silence: the other says that the host is
     gone, and goes on from the last checkpoint when told to. What never had one can't be had, and the error says so."""

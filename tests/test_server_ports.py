@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from websockets.exceptions import InvalidStatus
-from websockets.sync.client import connect
 
-from serving import PATIENCE, Served, made, ran, served, told, until  # noqa: F401
+from serving import Served, connect, made, ran, served, told  # noqa: F401
+from waiting import PATIENCE, until
 
 INSIDE = r"""
 import base64, hashlib, json, struct
@@ -150,7 +150,7 @@ def test_our_key_and_the_hops_headers_do_not_go_inside(inside: Inside) -> None:
     assert headers["host"] == "localhost:8080"
     assert not {"authorization", "x-api-key", "x-drop", "te", "proxy-authorization", "upgrade"} & headers.keys()
     by_key = {"X-API-Key": inside.key, "Authorization": "Bearer of-the-app"}
-    seen = httpx.get(inside.served.url + inside.base + "/", headers=by_key, trust_env=False).json()
+    seen = httpx.get(inside.served.url + inside.base + "/", headers=by_key, trust_env=False, timeout=PATIENCE).json()
     assert dict(seen["headers"])["authorization"] == "Bearer of-the-app"
     assert inside.key not in json.dumps(seen)
 
@@ -192,9 +192,7 @@ def test_smuggled_requests_reach_nobody(inside: Inside) -> None:
 
 def test_websockets_pass_through_both_ways(inside: Inside) -> None:
     url = inside.served.url.replace("http", "ws") + inside.base
-    with connect(
-        f"{url}/chat?x=1&api_key={inside.key}", subprotocols=["soup", "salad"], proxy=None, compression=None
-    ) as found:  # type: ignore[list-item]
+    with connect(f"{url}/chat?x=1&api_key={inside.key}", subprotocols=["soup", "salad"], compression=None) as found:  # type: ignore[list-item]
         assert found.subprotocol == "soup"
         seen = json.loads(found.recv(PATIENCE))
         assert seen["path"] == "/chat?x=1"
@@ -203,7 +201,7 @@ def test_websockets_pass_through_both_ways(inside: Inside) -> None:
             found.send(message)
             assert found.recv(PATIENCE) == message
     with pytest.raises(InvalidStatus) as refused:
-        connect(f"{url}/refused?api_key={inside.key}", proxy=None)
+        connect(f"{url}/refused?api_key={inside.key}")
     assert refused.value.response.status_code == 403
 
 
@@ -212,9 +210,7 @@ def test_what_does_not_listen_or_is_no_port_is_said(inside: Inside) -> None:
     for port in ("0", "65536", "x", "-1", "99999999999999999999"):
         told(inside.api.get(f"/sandboxes/{inside.id}/ports/{port}/"), 400, "BAD_ARGUMENT")
     with pytest.raises(InvalidStatus) as refused:
-        connect(
-            f"{inside.served.url.replace('http', 'ws')}/sandboxes/{inside.id}/ports/9/?api_key={inside.key}", proxy=None
-        )
+        connect(f"{inside.served.url.replace('http', 'ws')}/sandboxes/{inside.id}/ports/9/?api_key={inside.key}")
     assert refused.value.response.status_code == 502
 
 

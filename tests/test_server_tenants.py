@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import httpx
 import pytest
 from websockets.exceptions import InvalidStatus
-from websockets.sync.client import connect
 
 from sandkeep.errors import NotFound, SandboxNotFound
-from serving import PATIENCE, Served, made, ran, served, told  # noqa: F401
+from serving import Served, connect, made, ran, served, told  # noqa: F401
+from waiting import PATIENCE
 
 
 @dataclass
@@ -74,7 +74,7 @@ def calls_on(ann: Estate) -> list[tuple[str, str, dict[str, object]]]:
 
 def test_the_table_of_calls_is_whole(served: Served, ann: Estate) -> None:  # noqa: F811
     """A new route with a sandbox in its path has to be added there."""
-    paths = httpx.get(f"{served.url}/openapi.json", trust_env=False).json()["paths"]
+    paths = httpx.get(f"{served.url}/openapi.json", trust_env=False, timeout=PATIENCE).json()["paths"]
     known = {
         (method.upper(), path)
         for path, methods in paths.items()
@@ -108,7 +108,7 @@ def test_no_websocket_opens_on_another_tenants_sandbox(thief: httpx.Client, ann:
     for path in ("link", "terminal", f"terminal?pid={ann.pid}", "commands/ws", "ports/80/", "ports/80"):
         with pytest.raises(InvalidStatus) as refused:
             connect(
-                f"{served.url.replace('http', 'ws')}/sandboxes/{ann.sandbox}/{path}", proxy=None,
+                f"{served.url.replace('http', 'ws')}/sandboxes/{ann.sandbox}/{path}",
                 additional_headers={"Authorization": thief.headers["Authorization"]},
             )  # fmt: skip
         assert refused.value.response.status_code == 404
@@ -196,9 +196,14 @@ def test_without_a_valid_key_there_is_nothing(ann: Estate, served: Served) -> No
             told(answer, 401, "DENIED")
             assert answer.headers["WWW-Authenticate"] == "Bearer"
     told(
-        httpx.get(f"{served.url}/sandboxes?api_key={ann.key}", trust_env=False), 401, "DENIED"
+        httpx.get(f"{served.url}/sandboxes?api_key={ann.key}", trust_env=False, timeout=PATIENCE), 401, "DENIED"
     )  # only WebSockets take it there
-    assert httpx.get(f"{served.url}/sandboxes", headers={"X-API-Key": ann.key}, trust_env=False).status_code == 200
+    assert (
+        httpx.get(
+            f"{served.url}/sandboxes", headers={"X-API-Key": ann.key}, trust_env=False, timeout=PATIENCE
+        ).status_code
+        == 200
+    )
 
 
 def test_a_revoked_key_is_refused_at_once(served: Served) -> None:  # noqa: F811
@@ -219,7 +224,7 @@ def test_a_revoked_key_is_refused_at_once(served: Served) -> None:  # noqa: F811
 def test_the_link_lets_only_a_users_requests_through(ann: Estate, served: Served) -> None:  # noqa: F811
     headers = {"Authorization": f"Bearer {ann.key}"}
     with connect(
-        f"{served.url.replace('http', 'ws')}/sandboxes/{ann.sandbox}/link", additional_headers=headers, proxy=None
+        f"{served.url.replace('http', 'ws')}/sandboxes/{ann.sandbox}/link", additional_headers=headers
     ) as socket:
         for op in (
             "secrets_get",

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sandkeep.errors import BadArgument
@@ -15,7 +15,6 @@ from sandkeep.sessions.decisions import back_off, expiry, settle
 from sandkeep.sessions.records import make_cursor, read_cursor
 
 S = SessionState
-CALM = settings(deadline=None, derandomize=True, database=None)
 ROW = Session(
     id="x",
     owner="ann",
@@ -64,7 +63,6 @@ def test_settling_takes_only_allowed_moves_and_ends_in_agreement(real: str | Non
         assert again == ()
 
 
-@CALM
 @given(st.integers(1, 10**8), st.integers(0, 10**9), st.integers(0, 10**7), st.integers(0, 2 * 10**9))
 def test_a_sleeper_never_ends_before_its_time_nor_without_notice(
     lasts: int, slept: int, warn_before: int, warned: int
@@ -82,13 +80,11 @@ def test_back_off_doubles_up_to_a_limit() -> None:
     assert [back_off(n) for n in (0, 1, 2, 3, 7, 8, 10_000)] == [5, 5, 10, 20, 300, 300, 300]
 
 
-@CALM
 @given(st.floats(0, 1e12), st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", fullmatch=True))
 def test_a_cursor_says_exactly_where_one_was(created: float, id: str) -> None:
     assert read_cursor(make_cursor(row(created=created, id=id))) == (created, id)
 
 
-@CALM
 @given(st.text())
 def test_any_other_cursor_is_refused(text: str) -> None:
     with pytest.raises(BadArgument):

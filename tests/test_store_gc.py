@@ -20,6 +20,7 @@ from sandkeep.store.lease import Lease
 from sandkeep.store.objects import Objects, open_objects
 from sandkeep.store.repository import Repository
 from store_work import blobs_of, check_all, collect, save
+from waiting import until
 
 Open = Callable[..., Repository]
 
@@ -114,9 +115,7 @@ def test_packs_without_index_go_but_not_while_their_writer_works(
     writing, collecting = opened("w"), opened("c")
     with writing.writer() as writer:
         ids = [writer.add(blob) for blob in blobs_of(2, 30)]
-        deadline = time.monotonic() + 60
-        while not packs(objects) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: packs(objects), "a pack")
         assert collect(collecting).waiting_packs > 0
         writer.publish("t", "one", b"".join(ids))
     assert check_all(collecting) == 1
@@ -192,10 +191,7 @@ def test_a_lease_is_kept_fresh(objects: Objects) -> None:
     lease.begin()
     try:
         first = next(iter(objects.list("writers/")))[2]
-        deadline = time.monotonic() + 60
-        while next(iter(objects.list("writers/")))[2] == first and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert next(iter(objects.list("writers/")))[2] > first
+        until(lambda: next(iter(objects.list("writers/")))[2] > first, "the lease to be renewed")
     finally:
         lease.end()
     assert list(objects.list("writers/")) == []

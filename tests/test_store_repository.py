@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from faulty import Faulty
@@ -119,7 +119,7 @@ def kept(repo: Repository, name: str, blobs: list[bytes]) -> tuple[list[bytes], 
     st.lists(st.lists(st.binary(max_size=600).map(lambda b: b * 1), max_size=12), min_size=1, max_size=4),
     st.integers(64, 3000),
 )
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25)
 def test_any_blobs_in_any_blocks(
     tmp_path_factory: pytest.TempPathFactory, saves: list[list[bytes]], group: int
 ) -> None:

@@ -127,7 +127,7 @@ def test_a_variable_is_named_by_a_text(name: Any, folder: Path) -> None:
 
 
 @given(st.dictionaries(st.text(), json_values, max_size=5))
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60)
 def test_what_goes_in_comes_out_with_the_same_types(variables: dict[str, Any]) -> None:
     state = WorkflowState(variables)
     again = WorkflowState.from_json(state.to_json()).variables()
