@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sandkeep.runtime import cgroup
 from sandkeep.runtime.base import Base, resolve
 from sandkeep.runtime.driver import Driver
 from sandkeep.runtime.plan import Plan
@@ -67,9 +68,11 @@ class Gone(Exception):
 class Box:
     """Started by `with`; stopped and looked after at its end."""
 
-    def __init__(self, driver: Driver, home: Path, base: Base | None = None, **plan: Any) -> None:
+    def __init__(
+        self, driver: Driver, home: Path, base: Base | None = None, id: str | None = None, **plan: Any
+    ) -> None:
         self.driver = driver
-        self.id = f"test-{uuid.uuid4().hex[:12]}"
+        self.id = id or f"test-{uuid.uuid4().hex[:12]}"
         self.dir = home / self.id
         code = home / "code"
         code.mkdir(parents=True, exist_ok=True)
@@ -87,6 +90,10 @@ class Box:
             code=code,
             **plan,
         )
+
+    @property
+    def group(self) -> str:
+        return cgroup.name_of(self.id, self.dir)
 
     def __enter__(self) -> Box:
         self.driver.start(self.plan)

@@ -42,7 +42,7 @@ def left_behind(box: Box) -> list[str]:
     mounts = Path("/proc/self/mountinfo").read_text()
     return [
         *(["a mount"] if str(box.dir) in mounts else []),
-        *map(str, cgroup.groups(box.id)),
+        *map(str, cgroup.groups(box.group)),
         *(f"process {one.pid}" for one in process.naming(str(box.dir / "runtime"))),
         *(["runtime state"] if (box.dir / "runtime").exists() else []),
     ]
@@ -114,6 +114,21 @@ def test_two_at_once_do_not_meet(box: Box, driver: Driver, home: Path) -> None:
         assert box.sh("hostname") == "first"
         assert box.sh("ls /tmp/mine /usr/mine 2>&1 | grep -c such") == "2"
     assert box.sh("echo alive") == "alive"
+
+
+def test_one_id_in_two_homes_is_two_sandboxes(driver: Driver, home: Path) -> None:
+    """As when two servers share a machine and a session went from one to the other."""
+    with Box(driver, home / "one") as one:
+        with Box(driver, home / "other", id=one.id) as other:
+            assert not set(cgroup.pids(one.group)) & set(cgroup.pids(other.group))
+            driver.freeze(one.id, one.dir)
+            assert other.sh("echo hello") == "hello"
+            driver.thaw(one.id, one.dir)
+            (one.dir / "bundle/process").unlink()  # half started: what is its own has to be found
+            driver.stop(one.id, one.dir)
+            assert left_behind(one) == []
+            assert other.sh("echo again") == "again"
+        assert left_behind(other) == []
 
 
 def test_sees_no_host_folders(box: Box, tmp_path: Path) -> None:
@@ -290,7 +305,7 @@ def test_pids_limit_bounds_a_fork_bomb(driver: Driver, home: Path) -> None:
 def test_cpu_limit_is_set(driver: Driver, home: Path) -> None:
     with Box(driver, home, limits=Limits(cpus=0.25)) as box:
         box.sh("true")
-        group = cgroup.controllers()["cpu"] / cgroup.name_of(box.id)
+        group = cgroup.controllers()["cpu"] / box.group
         if (group / "cpu.max").exists():
             assert (group / "cpu.max").read_text().split() == ["25000", "100000"]
         else:

@@ -23,7 +23,7 @@ def test_memory_goes_on_where_it_was(tmp_path: Path) -> None:
         until(lambda: not (box.dir / "run/box.sock").exists(), "process 1 to close its socket")
         RUNSC.checkpoint(box.id, box.dir, image, leave_running=False)
         assert not RUNSC.alive(box.id, box.dir)
-        assert cgroup.groups(box.id) == []
+        assert cgroup.groups(box.group) == []
         lines = len((box.plan.upper / "var/log/ticks").read_text().splitlines())
 
         RUNSC.restore(box.plan, image)
@@ -31,7 +31,7 @@ def test_memory_goes_on_where_it_was(tmp_path: Path) -> None:
         assert box.ask()["ticks"] >= ticks
         assert box.sh("cat /tmp/file /home/user/workspace/file").split() == ["before", "before"]
         until(lambda: int(box.sh("wc -l < /var/log/ticks")) > lines, "the child to go on")
-        group = cgroup.controllers()["memory"] / cgroup.name_of(box.id)
+        group = cgroup.controllers()["memory"] / box.group
         assert str(RUNSC.pid(box.id, box.dir)) in (group / "cgroup.procs").read_text().split()
     assert not RUNSC.alive(box.id, box.dir)
 

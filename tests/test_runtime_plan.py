@@ -243,7 +243,7 @@ def test_a_missing_layer_is_the_runtimes_failure(tmp_path: Path) -> None:
     box = Box(RUNC, tmp_path, layers=[tmp_path / "missing"])
     with pytest.raises(RuntimeFailed, match="missing"):
         RUNC.start(box.plan)
-    assert cgroup.groups(box.id) == []
+    assert cgroup.groups(box.group) == []
     assert not (box.dir / "runtime").exists()
 
 
@@ -292,7 +292,7 @@ def test_a_start_cut_off_anywhere_is_undone(tmp_path: Path, name: str) -> None:
 
         def left(box: Box = box) -> list[object]:
             seen = process.naming(str(box.dir / "runtime")) + process.seeing(box.dir / "run", "/.sandkeep/run")
-            return [*seen, *cgroup.groups(box.id)]
+            return [*seen, *cgroup.groups(box.group)]
 
         until(lambda left=left: not left(), "all of it to end")
         with box:
@@ -371,7 +371,7 @@ def test_version_2_control_groups_alone(tmp_path: Path, monkeypatch: pytest.Monk
     assert cgroup.is_unified()
     with Box(DRIVERS["runsc"], tmp_path) as box:
         box.sh("true")
-        group = unified / cgroup.name_of(box.id)
+        group = unified / box.group
         assert str(box.driver.pid(box.id, box.dir)) in (group / "cgroup.procs").read_text().split()
         box.driver.freeze(box.id, box.dir)
         assert "frozen 1" in (group / "cgroup.events").read_text()

@@ -17,8 +17,8 @@ def mounts() -> set[str]:
 
 def cgroups() -> set[str]:
     """Those of ours that still hold a process."""
-    found = Path("/sys/fs/cgroup").glob("*/sandkeep-*/cgroup.procs")
-    return {f"cgroup {path.parent}" for path in found if path.read_text().strip()}
+    found = [Path("/sys/fs/cgroup").glob(f"{above}sandkeep-*/cgroup.procs") for above in ("", "*/")]
+    return {f"cgroup {path.parent}" for paths in found for path in paths if path.read_text().strip()}
 
 
 def processes() -> set[str]:

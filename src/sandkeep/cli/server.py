@@ -64,8 +64,7 @@ def serve(store_option: tuple[str, ...], bases: tuple[str, ...], no_protocol: bo
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     first_key(chosen)
-    shown = f"[{chosen.host}]" if ":" in chosen.host else chosen.host
-    if not run(chosen, lambda port: click.echo(f"sandkeep serves on http://{shown}:{port}")):
+    if not run(chosen, lambda port: click.echo(f"sandkeep serves on http://{chosen.shown_host}:{port}")):
         sys.exit(1)
 
 

@@ -1,10 +1,12 @@
 """Control groups of sandboxes, version 1, 2 or both: limits, freezing, counting, killing, removing.
 
-Every sandbox's groups are /sandkeep-<id> in each hierarchy: no parent is shared, so that none is left. Files are read and written directly: no program is started.
+Every sandbox's groups are /sandkeep-<id>-<hash of its folder> in each hierarchy (`name_of`): no parent is shared, so that none is
+left, and copies of one id in two homes of a machine stay apart. Files are read and written directly: no program is started.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import time
@@ -47,8 +49,9 @@ def controllers() -> dict[str, Path]:
     return {name: place for name, place in found.items() if os.access(place, os.W_OK)}
 
 
-def name_of(id: str) -> str:
-    return f"sandkeep-{id}"
+def name_of(id: str, dir: Path) -> str:
+    """What the functions below call `name`."""
+    return f"sandkeep-{id}-{hashlib.sha256(os.fsencode(dir.resolve())).hexdigest()[:8]}"
 
 
 def usable() -> bool:
@@ -74,22 +77,21 @@ def missing(limits: Limits) -> list[str]:
     return [names.get(name, name) for name, value in asked.items() if value is not None and name not in controllers()]
 
 
-def groups(id: str) -> list[Path]:
+def groups(name: str) -> list[Path]:
     """The sandbox's groups that exist."""
     places = dict.fromkeys(hierarchies().values())
-    return [group for group in (place / name_of(id) for place in places) if group.is_dir()]
+    return [group for group in (place / name for place in places) if group.is_dir()]
 
 
-def make(id: str, limits: Limits) -> list[Path]:
+def make(name: str, limits: Limits) -> list[Path]:
     """Make the groups with their limits; a process that writes 0 to each answered file has joined."""
-    wanted = {name: place for name, place in controllers().items() if name in _USED}
-    for name, place in wanted.items():
-        group = place / name_of(id)
-        if place == hierarchies().get("unified") and name != "freezer":
-            _enable(place, name)
-        group.mkdir(parents=True, exist_ok=True)
-    _limit(id, limits)
-    return [place / name_of(id) / "cgroup.procs" for place in dict.fromkeys(wanted.values())]
+    wanted = {controller: place for controller, place in controllers().items() if controller in _USED}
+    for controller, place in wanted.items():
+        if place == hierarchies().get("unified") and controller != "freezer":
+            _enable(place, controller)
+        (place / name).mkdir(parents=True, exist_ok=True)
+    _limit(name, limits)
+    return [place / name / "cgroup.procs" for place in dict.fromkeys(wanted.values())]
 
 
 def _enable(place: Path, name: str) -> None:
@@ -98,13 +100,13 @@ def _enable(place: Path, name: str) -> None:
         control.write_text(f"+{name}")
 
 
-def _limit(id: str, limits: Limits) -> None:
+def _limit(name: str, limits: Limits) -> None:
     def put(controller: str, old: dict[str, object], new: dict[str, object]) -> None:
         place = controllers().get(controller)
         if place is None:  # told by missing(), for the caller to refuse
             return
         for file, value in (new if place == hierarchies().get("unified") else old).items():
-            (place / name_of(id) / file).write_text(str(value))
+            (place / name / file).write_text(str(value))
 
     if limits.memory is not None:
         swap: dict[str, object] = {"memory.memsw.limit_in_bytes": limits.memory} if swap_limit() else {}
@@ -118,20 +120,20 @@ def _limit(id: str, limits: Limits) -> None:
         put("pids", {"pids.max": limits.pids}, {"pids.max": limits.pids})
 
 
-def has_freezer(id: str) -> bool:
+def has_freezer(name: str) -> bool:
     place = controllers().get("freezer")
-    return place is not None and (place / name_of(id)).is_dir()
+    return place is not None and (place / name).is_dir()
 
 
-def _freezer(id: str) -> Path:
-    if not has_freezer(id):
-        raise RuntimeFailed(f"sandbox {id} has no freezer group", "it has ended, or this host has no freezer")
-    return controllers()["freezer"] / name_of(id)
+def _freezer(name: str) -> Path:
+    if not has_freezer(name):
+        raise RuntimeFailed(f"{name} has no freezer group", "it has ended, or this host has no freezer")
+    return controllers()["freezer"] / name
 
 
-def freeze(id: str) -> None:
+def freeze(name: str) -> None:
     """Returns when every process of the sandbox stands still."""
-    group = _freezer(id)
+    group = _freezer(name)
     end = time.monotonic() + _PATIENCE
     try:
         _ask_to_freeze(group)
@@ -139,16 +141,16 @@ def freeze(id: str) -> None:
         while not _is_frozen(group):
             now = time.monotonic()
             if now > end:
-                raise RuntimeFailed(f"sandbox {id} could not be frozen in {_PATIENCE:.0f} s")
+                raise RuntimeFailed(f"{name} could not be frozen in {_PATIENCE:.0f} s")
             if now > again:
                 # Version 1 gets stuck on a task that was forking or exec'ing just then; let it go on and ask once more.
-                thaw(id)
+                thaw(name)
                 time.sleep(0.01)
                 _ask_to_freeze(group)
                 again = time.monotonic() + 0.05
             time.sleep(0.0005)
     except BaseException:
-        thaw(id)
+        thaw(name)
         raise
 
 
@@ -167,8 +169,8 @@ def _is_frozen(group: Path) -> bool:
     return "frozen 1" in (group / "cgroup.events").read_text()
 
 
-def thaw(id: str) -> None:
-    group = _freezer(id)
+def thaw(name: str) -> None:
+    group = _freezer(name)
     old = group / "freezer.state"
     if old.exists():
         old.write_text("THAWED")
@@ -176,10 +178,10 @@ def thaw(id: str) -> None:
         (group / "cgroup.freeze").write_text("0")
 
 
-def pids(id: str) -> list[int]:
+def pids(name: str) -> list[int]:
     """The processes in the sandbox's groups."""
     found: set[int] = set()
-    for group in groups(id):
+    for group in groups(name):
         try:
             found.update(int(word) for word in (group / "cgroup.procs").read_text().split())
         except (FileNotFoundError, OSError):
@@ -187,25 +189,25 @@ def pids(id: str) -> list[int]:
     return sorted(found - {0})
 
 
-def destroy(id: str) -> None:
+def destroy(name: str) -> None:
     """Kill what is left in the groups and remove them. Nothing to do is fine."""
     end = time.monotonic() + _PATIENCE
-    while left := groups(id):
-        for pid in pids(id):
+    while left := groups(name):
+        for pid in pids(name):
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
-        if has_freezer(id):
+        if has_freezer(name):
             try:
-                thaw(id)
+                thaw(name)
             except (RuntimeFailed, OSError):
                 pass
         for group in left:
             _remove(group)
         if time.monotonic() > end:
-            raise RuntimeFailed(f"control groups of sandbox {id} can't be removed: {', '.join(map(str, left))}")
-        if groups(id):
+            raise RuntimeFailed(f"control groups {name} can't be removed: {', '.join(map(str, left))}")
+        if groups(name):
             time.sleep(0.001)
 
 
@@ -219,14 +221,14 @@ def _remove(group: Path) -> None:
         pass
 
 
-def usage(id: str) -> dict[str, float]:
+def usage(name: str) -> dict[str, float]:
     """What the groups count: processor seconds, memory with page cache, processes."""
 
     def number(controller: str, old: str, new: str, key: str = "") -> float | None:
         place = controllers().get(controller)
         if place is None:
             return None
-        file = place / name_of(id) / (new if place == hierarchies().get("unified") else old)
+        file = place / name / (new if place == hierarchies().get("unified") else old)
         try:
             text = file.read_text()
         except OSError:
@@ -241,4 +243,4 @@ def usage(id: str) -> dict[str, float]:
         "memory_bytes": number("memory", "memory.usage_in_bytes", "memory.current"),
         "processes": number("pids", "pids.current", "pids.current"),
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {what: value for what, value in found.items() if value is not None}

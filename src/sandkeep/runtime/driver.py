@@ -112,13 +112,13 @@ class Driver:
 
     def stop(self, id: str, dir: Path) -> None:
         """Kill everything and remove what the runtime made. Safe to repeat, and for one that is half started."""
-        known = self._process(dir)
-        _thaw_if_frozen(id)
-        if known is None or not cgroup.groups(id):
+        known, group = self._process(dir), cgroup.name_of(id, dir)
+        _thaw_if_frozen(group)
+        if known is None or not cgroup.groups(group):
             _kill_found(dir)
         if known is not None:
             known.kill(_PATIENCE)
-        cgroup.destroy(id)
+        cgroup.destroy(group)
         if (dir / "runtime").exists():
             shutil.rmtree(dir / "runtime")
         for name in ("process", "process.new"):
@@ -127,11 +127,11 @@ class Driver:
     def freeze(self, id: str, dir: Path) -> None:
         """Returns when every process of the sandbox stands still."""
         self._needs_groups("freeze")
-        cgroup.freeze(id)
+        cgroup.freeze(cgroup.name_of(id, dir))
 
     def thaw(self, id: str, dir: Path) -> None:
         self._needs_groups("thaw")
-        cgroup.thaw(id)
+        cgroup.thaw(cgroup.name_of(id, dir))
 
     def _needs_groups(self, verb: str) -> None:
         if not cgroup.usable():
@@ -180,8 +180,9 @@ class Driver:
 
     def usage(self, id: str, dir: Path) -> dict[str, float]:
         """cpu_seconds, memory_bytes, processes and pss_bytes: from control groups, or summed over the processes."""
-        counted = cgroup.usage(id)
-        pids = cgroup.pids(id) or [one.pid for one in _found(dir)]
+        group = cgroup.name_of(id, dir)
+        counted = cgroup.usage(group)
+        pids = cgroup.pids(group) or [one.pid for one in _found(dir)]
         pss = float(sum(map(process.pss, pids)))
         summed = {
             "cpu_seconds": sum(map(process.cpu_seconds, pids)),
@@ -295,7 +296,7 @@ def _launch(driver: Driver, plan: Plan, image: list[str]) -> None:
 
     def launch() -> None:
         if not driver.own_limits and cgroup.usable():
-            files = cgroup.make(plan.id, plan.limits)
+            files = cgroup.make(cgroup.name_of(plan.id, plan.dir), plan.limits)
             join.extend([*_JOIN, *(os.path.relpath(file, _GROUPS) for file in files), "--"])
         kernel.private_mounts()
         overlay.attach(overlay.build(plan), plan.dir / "root")
@@ -353,6 +354,6 @@ def _kill_found(dir: Path) -> None:
             one.kill(patience=5)
 
 
-def _thaw_if_frozen(id: str) -> None:
-    if cgroup.usable() and cgroup.has_freezer(id):
-        cgroup.thaw(id)
+def _thaw_if_frozen(group: str) -> None:
+    if cgroup.usable() and cgroup.has_freezer(group):
+        cgroup.thaw(group)

@@ -76,8 +76,19 @@ def naming(argument: str) -> list[Process]:
 
 def seeing(host: Path, guest: str) -> list[Process]:
     """The processes that see the host's folder `host` mounted at `guest`: how those inside a sandbox are known."""
-    mark = f"/{_escape(host.parent.name)}/{_escape(host.name)} {_escape(guest)} ".encode(errors="surrogateescape")
+    mark = f" {_within(os.path.realpath(host))} {_escape(guest)} ".encode(errors="surrogateescape")
     return _whose("mountinfo", lambda text: mark in text)
+
+
+def _within(path: str) -> str:
+    """A folder as mountinfo names the source of a bind mount: its filesystem, and its path within that."""
+    deepest, found = "", ""
+    for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
+        _, _, device, root, place, *_ = line.split(" ")
+        above = place.rstrip("/") + "/"
+        if _escape(path).startswith(above) and len(above) >= len(deepest):
+            deepest, found = above, f"{device} {root.rstrip('/')}/{_escape(path)[len(above) :]}"
+    return found
 
 
 def having_mounted(place: Path) -> list[Process]:

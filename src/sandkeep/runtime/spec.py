@@ -48,7 +48,7 @@ def bundle(plan: Plan, facts: Facts) -> dict[str, Any]:
         "resources": {"devices": [{"allow": False, "access": "rwm"}]},
     }
     if facts.cgroups:
-        linux["cgroupsPath"] = f"/{cgroup.name_of(plan.id)}"
+        linux["cgroupsPath"] = f"/{cgroup.name_of(plan.id, plan.dir)}"
         linux["resources"].update(_resources(plan.limits, facts))
     process: dict[str, Any] = {
         "terminal": False,

@@ -341,7 +341,7 @@ class Keeper:
         """Changes whenever the sandbox may have. runsc's own kernel is never quite still, so it tells nothing."""
         if self._runtime == "runsc":
             return None
-        cpu = cgroup.usage(self._machine.id).get("cpu_seconds")
+        cpu = cgroup.usage(cgroup.name_of(self._machine.id, self._machine.folder)).get("cpu_seconds")
         try:
             found = (self._machine.folder / "workflow.json").stat()
             workflow = (found.st_ino, found.st_mtime_ns)

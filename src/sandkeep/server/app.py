@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from sandkeep.server import e2b, problems, protocol
+from sandkeep.server import e2b, problems, protocol, relay
 from sandkeep.server.audit import Audited, Auditor
 from sandkeep.server.auth import Buckets
 from sandkeep.server.limits import Sized
@@ -60,6 +60,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.buckets = Buckets(settings.rate, settings.burst)
     problems.install(app)
+    relay.install(app)
     for router in ROUTERS:
         app.include_router(router)
     if settings.websocket_protocol:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import socket
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import uvicorn
 
+from sandkeep.errors import BadArgument
 from sandkeep.server.app import create_app
 from sandkeep.server.settings import Settings
 
@@ -28,19 +31,39 @@ class Server(uvicorn.Server):
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    async def startup(self, sockets: object = None) -> None:
-        await super().startup()
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
         if self.started:
             self._told(self.servers[0].sockets[0].getsockname()[1])
 
 
 def serve(settings: Settings, started: Callable[[int], None] = lambda port: None) -> bool:
     """True when it ran and stopped in good order. `started` is told the port once requests are taken."""
+    with _bound(settings) as listener:
+        return _serve(replace(settings, port=listener.getsockname()[1]), listener, started)
+
+
+def _bound(settings: Settings) -> socket.socket:
+    """The port is ours, and known, before anybody is told of it; nobody is let in yet."""
+    listener = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        listener.close()
+        raise BadArgument(
+            f"can't listen on {settings.shown_host}:{settings.port}: {error.strerror}",
+            "choose another --host or --port",
+        ) from error
+    return listener
+
+
+def _serve(settings: Settings, listener: socket.socket, started: Callable[[int], None]) -> bool:
     config = uvicorn.Config(
-        create_app(settings), host=settings.host, port=settings.port, log_config=None, access_log=False, server_header=False,
+        create_app(settings), log_config=None, access_log=False, server_header=False,
         proxy_headers=False, ws="websockets-sansio", ws_max_size=16 << 20, ws_per_message_deflate=False,
         timeout_graceful_shutdown=int(settings.grace_seconds), timeout_keep_alive=30, h11_max_incomplete_event_size=64 << 10,
     )  # fmt: skip
     server = Server(config, started)
-    server.run()
+    server.run([listener])
     return server.started

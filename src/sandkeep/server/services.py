@@ -57,7 +57,7 @@ class Services:
         self.hands = Hands(settings.home, self.spaces, database)
         self.keeper = Keeper(database, self.hands, settings.host_id, hosts=Hosts(database))
         self.sessions = self.keeper.sessions
-        self.sweeper = Sweeper(self.keeper, interval=settings.sweep_interval, address=settings.address)
+        self.sweeper = Sweeper(self.keeper, interval=settings.sweep_interval, address=settings.address or None)
         self.keys, self.tokens, self.log = Keys(database), Tokens(database), Log(database)
         self._turns: dict[str, _Turn] = {}
 
@@ -86,6 +86,12 @@ class Services:
     async def touch(self, scope: Scope, id: str) -> Session:
         await self.get(scope, id)
         return await self.keeper.touch(id)
+
+    async def address(self, session: Session) -> str | None:
+        """Of the server of another living host that runs it; None if there is none, or none is known."""
+        if session.state is not SessionState.RUNNING or session.host in (None, self.keeper.host):
+            return None
+        return await self.db.call(self.keeper.hosts.address, session.host)
 
     async def info(self, session: Session) -> SandboxInfo | None:
         """What this host knows of it; None if it is not here."""
@@ -170,7 +176,8 @@ class Services:
         await self.get(scope, id)
         self.hands.hold_secrets(id, lifecycle.check_variables("secrets", secrets))
         session = await (self.keeper.fail_over if fail_over else self.keeper.resume)(id)
-        await self.hands.real(id)
+        if session.host == self.keeper.host:
+            await self.hands.real(id)
         if secrets:
             async with self.use(scope, id) as sandbox:
                 await sandbox._link.call("secrets_set", secrets=secrets)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from sandkeep.errors import BadArgument
 from sandkeep.sandbox.home import default_home
@@ -20,7 +21,7 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 8700
     host_id: str = field(default_factory=socket.gethostname)  # this machine among the servers of one database
-    address: str = ""  # how clients and other servers reach this one; empty: host and port
+    address: str = ""  # how other servers reach this one; empty: host and port, or nothing where it listens everywhere
     runtime: str = "auto"
     bases: dict[str, str] = field(default_factory=dict)  # name → folder or tar; "host" is always there
     host_network: bool = False  # whether clients may ask for network="host"
@@ -45,14 +46,19 @@ class Settings:
             object.__setattr__(self, "database", f"sqlite:///{self.home}/sessions.db")
         if not self.store:
             object.__setattr__(self, "store", str(self.home / "served"))
-        if not self.address:
-            shown = f"[{self.host}]" if ":" in self.host else self.host
-            object.__setattr__(self, "address", f"http://{shown}:{self.port}")
+        if self.address and urlsplit(self.address).scheme not in ("http", "https"):
+            raise BadArgument(f"address {self.address!r} is not a URL", "write http://host:port")
+        if not self.address and self.port and self.host not in ("0.0.0.0", "::", ""):
+            object.__setattr__(self, "address", f"http://{self.shown_host}:{self.port}")
         for name in ("rate", "burst", "max_body", "max_upload", "max_output", "storage_quota", "drain_seconds"):
             if getattr(self, name) < 0:
                 raise BadArgument(f"{name} can't be below zero")
         if self.rate and self.burst < 1:
             raise BadArgument("burst must be at least 1", "set rate to 0 for no limit")
+
+    @property
+    def shown_host(self) -> str:
+        return f"[{self.host}]" if ":" in self.host else self.host
 
     @property
     def loopback(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from sandkeep.errors import BadArgument, SandkeepError
+from sandkeep.errors import BadArgument, SandboxElsewhere, SandkeepError
 from sandkeep.server.auth import identify
 from sandkeep.server.problems import refuse, unexpected
 from sandkeep.server.services import Services
@@ -23,6 +23,14 @@ _AHEAD = 16
 
 class Left(Exception):
     """The client has closed its side."""
+
+
+class Elsewhere(Exception):
+    """The sandbox runs on another living host, whose server is at `address`."""
+
+    def __init__(self, id: str, host: str | None, address: str) -> None:
+        self.address = address
+        self.refusal = SandboxElsewhere(f"{id} runs on host {host}", "ask that host's server", host=host)
 
 
 class Inbox:
@@ -72,14 +80,21 @@ class Inbox:
 
 @contextlib.asynccontextmanager
 async def caller(socket: WebSocket, id: str) -> AsyncIterator[tuple[Services, Key]]:
-    """The caller, who sees this sandbox. Errors inside the block are told to the client and end the WebSocket."""
+    """The caller, who sees this sandbox. Errors inside the block are told to the client and end the WebSocket.
+
+    `Elsewhere` is raised, for `relay`.
+    """
     services: Services = socket.app.state.services
     try:
         key = await identify(socket)
-        await services.get(key.scope, id)
+        session = await services.get(key.scope, id)
+        if (address := await services.address(session)) is not None:
+            raise Elsewhere(id, session.host, address)
         yield services, key
     except (Left, WebSocketDisconnect):
         return
+    except Elsewhere:
+        raise
     except Exception as error:
         with contextlib.suppress(WebSocketDisconnect, RuntimeError):
             await refuse(socket, error if isinstance(error, SandkeepError) else unexpected(error))

@@ -1,6 +1,8 @@
 """Copies that a sandbox left behind when it went to another host, or was killed there: found and removed.
 
-Only a sleeping copy goes, and only as this process's one operation on that sandbox, so none that is being woken here.
+A copy that still runs, since this host was given up while it lived, has what came after the checkpoint that the other went on
+from: it is put to sleep first, and the event `left_behind` names the checkpoint. All of this only as this process's one operation
+on that sandbox, so nothing goes that is being woken here.
 """
 
 from __future__ import annotations
@@ -11,11 +13,10 @@ from functools import partial
 
 from sqlalchemy import and_, or_, select
 
-from sandkeep.layers.pool import throw_away
 from sandkeep.model import State
+from sandkeep.sandbox import pausing
 from sandkeep.sandbox._async.bridge import blocking
 from sandkeep.sandbox.machine import Machine
-from sandkeep.sandbox.sweeping import discard_unused, sweep_trash
 from sandkeep.server.services import Services
 from sandkeep.sessions import Session, SessionState
 from sandkeep.sessions.tables import sessions as rows
@@ -44,23 +45,28 @@ class Strays:
                 await self._keeper._alone(id, partial(self._remove, id))
 
     def _left(self, ids: list[str]) -> list[str]:
-        elsewhere = and_(rows.c.state == SessionState.RUNNING, rows.c.host != self._keeper.host)
+        settled = (SessionState.RUNNING, SessionState.PAUSED)
+        elsewhere = and_(rows.c.state.in_(settled), rows.c.host != self._keeper.host)
         killed = and_(rows.c.state == SessionState.KILLED, or_(rows.c.removed, rows.c.host != self._keeper.host))
         with self._services.db.read() as connection:
             wanted = select(rows.c.id).where(rows.c.id.in_(ids), or_(elsewhere, killed))
             return list(connection.execute(wanted).scalars())
 
     async def _remove(self, id: str) -> Session:
-        if await self._services.db.call(self._left, [id]):
-            await blocking(self._drop, Machine(self._services.hands.home, id))
-        return await self._services.db.call(self._services.sessions.get, id)
+        services = self._services
+        session = await services.db.call(services.sessions.get, id)
+        if await services.db.call(self._left, [id]):
+            machine = await blocking(services.hands.machine, session)
+            if session.state is not SessionState.KILLED and (saved := await blocking(self._save, machine)) is not None:
+                host = self._keeper.host
+                await services.db.call(services.log.event, id, "left_behind", host=host, checkpoint=saved)
+            await services.hands.discard(session)
+        return session
 
     @staticmethod
-    def _drop(machine: Machine) -> None:
-        """Nothing of it runs, so nothing is stopped: on one machine the control group of this id is the living copy's."""
+    def _save(machine: Machine) -> str | None:
+        """The checkpoint that a running copy now sleeps in; None if it slept already."""
         with machine.held() as record:
-            if record.state is not State.PAUSED:
-                return
-            throw_away(machine.folder, machine.home.trash)
-        discard_unused(machine.home)
-        sweep_trash(machine.home)
+            if record.state is State.PAUSED or not machine.alive(record):
+                return None
+        return pausing.pause(machine, comment="left behind when another host went on").id

@@ -70,6 +70,12 @@ class Hosts:
         with self._db.read() as connection:
             return connection.execute(self.living().where(servers.c.host == host)).first() is not None
 
+    def address(self, host: str) -> str | None:
+        """How to reach a host that lives, as it said when it joined."""
+        wanted = select(servers.c.address).where(servers.c.host == host, servers.c.heartbeat > self._oldest())
+        with self._db.read() as connection:
+            return connection.execute(wanted).scalar_one_or_none() or None
+
     def living(self) -> Select[tuple[str]]:
         """A query of the hosts that live."""
         return select(servers.c.host).where(servers.c.heartbeat > self._oldest())

@@ -66,7 +66,8 @@ export class RemoteSandbox {
     return this.#post('pause');
   }
 
-  resume(options: { secrets?: Record<string, string> } = {}): Promise<SandboxInfo> {
+  /** With `fail_over` also one whose host is gone: from its last checkpoint, without what came after. */
+  resume(options: { secrets?: Record<string, string>; fail_over?: boolean } = {}): Promise<SandboxInfo> {
     return this.#post('resume', options);
   }
 

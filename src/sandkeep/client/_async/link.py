@@ -8,7 +8,7 @@ from typing import Any, Self
 from sandkeep.client import answers
 from sandkeep.client._async.io import AsyncSocket, Body
 from sandkeep.client._async.server import AsyncServer
-from sandkeep.errors import GuestLied, SandboxDead, SandkeepError, ServerUnreachable
+from sandkeep.errors import GuestLied, SandboxDead, SandboxElsewhere, SandkeepError, ServerUnreachable
 
 QUICK = 300.0
 MOST_IDLE = 8
@@ -54,6 +54,9 @@ class AsyncRemoteLink:
             if not idle.stale:
                 return idle
             await idle.close()
+        return await self.fresh()
+
+    async def fresh(self) -> AsyncSocket:
         return await self._server.socket(self._path)
 
     async def release(self, socket: AsyncSocket) -> None:
@@ -77,6 +80,7 @@ class AsyncRemoteExchange:
         self._timeout = timeout
         self._socket: AsyncSocket | None = None
         self._done = False
+        self._again = False  # whether it was asked once more, since the sandbox has moved
 
     async def __aenter__(self) -> Self:
         text = json.dumps(self._request)
@@ -110,9 +114,17 @@ class AsyncRemoteExchange:
             if kind == "json" and "error" in value:
                 raise answers.error_of(value["error"])
             return kind, value
-        self._done = True
         if value.pop("ok") is not True:
-            raise answers.error_of(value)
+            error = answers.error_of(value)
+            self._done = error.code != SandboxElsewhere.code  # else this socket leads to where it was
+            if self._done or self._again or self._body is not None:
+                raise error
+            await self._drop()
+            self._again = True
+            self._socket = await self._link.fresh()
+            await self._socket.send(json.dumps(self._request))
+            return await self.__anext__()
+        self._done = True
         self.result = value
         raise StopAsyncIteration
 

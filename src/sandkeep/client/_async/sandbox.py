@@ -254,8 +254,9 @@ class AsyncRemoteSandbox:
         checkpoint: str = (await self._ask("POST", "/pause"))["checkpoint"]
         return answers.noun(CheckpointInfo, await self._server.ask("GET", f"/checkpoints/{checkpoint}"))
 
-    async def resume(self, *, secrets: dict[str, str] | None = None) -> RestoreReport:
-        told = await self._ask("POST", "/resume", {"secrets": secrets or {}})
+    async def resume(self, *, secrets: dict[str, str] | None = None, fail_over: bool = False) -> RestoreReport:
+        """Wake it. With `fail_over` also one whose host is gone: from its last checkpoint, without what came after."""
+        told = await self._ask("POST", "/resume", {"secrets": secrets or {}, "fail_over": fail_over})
         self.restore_report = answers.report_of(told.get("restore_report")) or RestoreReport(
             "memory", why="it was not paused"
         )

@@ -9,7 +9,7 @@ from typing import Any, Self
 from sandkeep.client import answers
 from sandkeep.client._sync.io import Body, Socket
 from sandkeep.client._sync.server import Server
-from sandkeep.errors import GuestLied, SandboxDead, SandkeepError, ServerUnreachable
+from sandkeep.errors import GuestLied, SandboxDead, SandboxElsewhere, SandkeepError, ServerUnreachable
 
 QUICK = 300.0
 MOST_IDLE = 8
@@ -55,6 +55,9 @@ class RemoteLink:
             if not idle.stale:
                 return idle
             idle.close()
+        return self.fresh()
+
+    def fresh(self) -> Socket:
         return self._server.socket(self._path)
 
     def release(self, socket: Socket) -> None:
@@ -76,6 +79,7 @@ class RemoteExchange:
         self._timeout = timeout
         self._socket: Socket | None = None
         self._done = False
+        self._again = False  # whether it was asked once more, since the sandbox has moved
 
     def __enter__(self) -> Self:
         text = json.dumps(self._request)
@@ -109,9 +113,17 @@ class RemoteExchange:
             if kind == "json" and "error" in value:
                 raise answers.error_of(value["error"])
             return kind, value
-        self._done = True
         if value.pop("ok") is not True:
-            raise answers.error_of(value)
+            error = answers.error_of(value)
+            self._done = error.code != SandboxElsewhere.code  # else this socket leads to where it was
+            if self._done or self._again or self._body is not None:
+                raise error
+            self._drop()
+            self._again = True
+            self._socket = self._link.fresh()
+            self._socket.send(json.dumps(self._request))
+            return self.__next__()
+        self._done = True
         self.result = value
         raise StopIteration
 

@@ -253,8 +253,9 @@ class RemoteSandbox:
         checkpoint: str = (self._ask("POST", "/pause"))["checkpoint"]
         return answers.noun(CheckpointInfo, self._server.ask("GET", f"/checkpoints/{checkpoint}"))
 
-    def resume(self, *, secrets: dict[str, str] | None = None) -> RestoreReport:
-        told = self._ask("POST", "/resume", {"secrets": secrets or {}})
+    def resume(self, *, secrets: dict[str, str] | None = None, fail_over: bool = False) -> RestoreReport:
+        """Wake it. With `fail_over` also one whose host is gone: from its last checkpoint, without what came after."""
+        told = self._ask("POST", "/resume", {"secrets": secrets or {}, "fail_over": fail_over})
         self.restore_report = answers.report_of(told.get("restore_report")) or RestoreReport(
             "memory", why="it was not paused"
         )

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 
-from sandkeep.errors import SandkeepError
+from sandkeep.errors import SandboxElsewhere, SandkeepError
 from sandkeep.server.auth import Use
 from sandkeep.server.protocol import executing
 from sandkeep.server.protocol.door import admit
@@ -84,6 +84,8 @@ async def delete(guest: Guest, services: Use, id: str) -> Any:
 async def _done(work: Awaitable[Any], said: str) -> Any:
     try:
         await work
+    except SandboxElsewhere:
+        raise
     except SandkeepError as error:
         return JSONResponse({"detail": str(error)}, 500)
     return {"status": said}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from starlette.websockets import WebSocket
+
 from sandkeep.errors import (
     BadArgument,
     CheckpointNotFound,
@@ -15,7 +17,8 @@ from sandkeep.server.protocol import executing, handoff, messages
 from sandkeep.server.protocol.conversation import Conversation
 from sandkeep.server.protocol.hall import Stage
 from sandkeep.server.protocol.messages import Close, Options, Status
-from sandkeep.server.services import NewSandbox
+from sandkeep.server.services import NewSandbox, Services
+from sandkeep.server.sockets import Elsewhere
 from sandkeep.sessions import Scope, SessionState
 
 
@@ -69,6 +72,18 @@ async def _snapshot(talk: Conversation, scope: Scope, name: str | None) -> str |
         return await blocking(store.resolve, messages.snapshot_name(name))
     except (BadArgument, CheckpointNotFound):
         raise CheckpointNotFound(missing) from None
+
+
+async def pass_on(socket: WebSocket, id: str) -> None:
+    """Raises `Elsewhere` for a sandbox that another living host runs, unless it is to be handed over to this one."""
+    services: Services = socket.app.state.services
+    try:
+        session = await services.get(None, id)
+    except SandkeepError:
+        return
+    options = Options.of(session.metadata)
+    if options is not None and not options.enable_sandbox_handoff and (address := await services.address(session)):
+        raise Elsewhere(id, session.host, address)
 
 
 async def attach(talk: Conversation, id: str, token: str) -> Stage | None:

@@ -34,5 +34,6 @@ async def attach(socket: WebSocket, id: str) -> None:
     if token is None:
         await socket.close()
         return
+    await opening.pass_on(socket, id)
     await socket.accept()
     await Conversation(socket.app.state.hall, socket).run(partial(opening.attach, id=id, token=token))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from sandkeep.sandbox._async.bridge import blocking
 from sandkeep.sandbox.lifecycle import check_variables
+from sandkeep.server import relay
 from sandkeep.server.auth import Caller, Use
 from sandkeep.server.services import Services
 from sandkeep.server.shapes import (
@@ -54,9 +55,11 @@ async def list_(
 
 
 @router.get("/{id}")
-async def get(caller: Caller, services: Use, id: str) -> dict[str, Any]:
+async def get(caller: Caller, services: Use, id: str, request: Request) -> Any:
     """What is known of it; a paused one is not woken."""
     session = await services.get(caller, id)
+    if (answer := await relay.http(request, session)) is not None:
+        return answer
     info = await services.info(session)
     live = {} if info is None else {name: getattr(info, name) for name in ("runtime", "layers", "cwd", "env", "notes")}
     return {**with_report(services, session), **live}
@@ -79,9 +82,10 @@ async def pause(caller: Caller, services: Use, id: str) -> dict[str, Any]:
 
 
 @router.post("/{id}/resume")
-async def resume(caller: Caller, services: Use, id: str, body: ResumeBody | None = None) -> dict[str, Any]:
+async def resume(caller: Caller, services: Use, id: str, request: Request, body: ResumeBody | None = None) -> Any:
     body = body or ResumeBody()
-    return with_report(services, await services.resume(caller, id, body.secrets, fail_over=body.fail_over))
+    session = await services.resume(caller, id, body.secrets, fail_over=body.fail_over)
+    return await relay.http(request, session) or with_report(services, session)
 
 
 @router.post("/{id}/activity")
