@@ -97,8 +97,9 @@ def test_streams(fleet: Fleet, id: str) -> None:
 
     in_use = "SELECT count(*) FROM uses WHERE sandbox = %s"
     with fleet.there.stream("POST", path, json={"command": "echo; sleep 1000"}) as answer:
-        next(answer.iter_text())
-        assert fleet.rows(in_use, id) == [(1,)]
+        said = next(answer.iter_text())
+        assert answer.status_code == 200, said
+        until(lambda: fleet.rows(in_use, id) == [(1,)], "it is in use")
     until(lambda: fleet.rows(in_use, id) == [(0,)], "both servers have noticed that the client has left")
 
 
