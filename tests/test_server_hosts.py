@@ -78,6 +78,24 @@ def test_a_sleeper_wakes_on_the_other_server_and_comes_back(kind: str, request: 
     until(lambda: not any(Sandbox.list(home=one.home) for one in pair), "nothing of it is left on either host")
 
 
+def test_snapshots_that_stay_behind_are_named(pair: tuple[Served, Served]) -> None:
+    here, there = both(pair)
+    id = made(here)
+    path = f"/sandboxes/{id}"
+    kept, deleted = (here.post(f"{path}/snapshot", json={"comment": one}).json()["id"] for one in ("kept", "deleted"))
+    assert here.delete(f"{path}/snapshots/{deleted}").status_code == 204
+    put_to_sleep(here, id)
+    assert here.post(f"{path}/resume").json()["restore_report"]["lost"] == []
+    assert [one["id"] for one in there.get(f"{path}/snapshots").json()["snapshots"]] == [kept]
+    put_to_sleep(here, id)
+    assert there.post(f"{path}/resume").json()["restore_report"]["lost"] == [f"snapshot {kept} (kept)"]
+    assert there.get(f"{path}/snapshots").json()["snapshots"] == []
+    [lost] = [one for one in there.get(f"{path}/events").json()["events"] if one["kind"] == "snapshots_lost"]
+    assert lost["detail"]["snapshots"] == [{"id": kept, "comment": "kept"}]
+    put_to_sleep(there, id)
+    assert here.post(f"{path}/resume").json()["restore_report"]["lost"] == []  # they were told of once
+
+
 def test_a_stopped_servers_sandboxes_go_on_elsewhere(pair: tuple[Served, Served]) -> None:
     here, there = both(pair)
     ids = [made(here) for _ in range(3)]
@@ -93,8 +111,18 @@ def test_the_database_goes_away_and_comes_back(pair: tuple[Served, Served], post
     here, _ = both(pair)
     id = made(here)
     ran(here, id, "echo kept > f")
+    here.post(
+        f"/sandboxes/{id}/commands",
+        json={"command": "while :; do date +%s%N > t; sleep 0.05; done", "background": True},
+    )
+    inside = Sandbox.attach(id, home=pair[0].home)
+    until(lambda: inside.files.exists("t"), "it works")
     postgres.stop()
     told(here.get(f"/sandboxes/{id}"), 503, "DATABASE_UNREACHABLE")
+    told(here.post(f"/sandboxes/{id}/commands", json={"command": "id"}), 503, "DATABASE_UNREACHABLE")
+    told(here.post("/sandboxes", json={}), 503, "DATABASE_UNREACHABLE")
+    before = inside.files.read("t")
+    until(lambda: inside.files.read("t") not in (before, b""), "the sandbox works on")
     assert httpx.get(f"{pair[0].url}/health", trust_env=False, timeout=120).status_code == 503
     postgres.start()
     assert ran(here, id, "cat f")["stdout"] == "kept\n"

@@ -7,7 +7,7 @@ bound again when a sandbox wakes here, and after a restart their absence is an e
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,9 @@ class Hands:
     async def resume(self, session: Session) -> None:
         self._handles.pop(session.id, None)
         secrets = self._secrets.get(session.id, {})
-        report = await blocking(self._resume, session, secrets)
+        report, brought = await blocking(self._resume, session, secrets)
+        if brought:
+            report = await self._without_snapshots(session.id, report)
         if report is not None:
             self.reports[session.id] = report
             await self._db.call(self._log.event, session.id, "resumed", **asdict(report))
@@ -102,8 +104,17 @@ class Hands:
         if missing:
             await self._db.call(self._log.event, session.id, "secrets_missing", names=missing)
 
-    def _resume(self, session: Session, secrets: dict[str, str]) -> RestoreReport | None:
-        """From what sleeps here if it is the session's newest state, else from its checkpoint. None if it runs."""
+    async def _without_snapshots(self, id: str, report: RestoreReport | None) -> RestoreReport | None:
+        """Snapshots are layers of the host that took them: a sandbox that comes up from its checkpoint has none, and that is said."""
+        left = await self._db.call(self._log.snapshots, id)
+        if not left or report is None:
+            return report
+        await self._db.call(self._log.event, id, "snapshots_lost", snapshots=left)
+        names = [f"snapshot {one['id']}" + (f" ({one['comment']})" if one["comment"] else "") for one in left]
+        return replace(report, lost=[*report.lost, *names])
+
+    def _resume(self, session: Session, secrets: dict[str, str]) -> tuple[RestoreReport | None, bool]:
+        """From what sleeps here if it is the session's newest state, else brought from its checkpoint. None if it runs."""
         machine = self.machine(session)
         try:
             with machine.held() as record:
@@ -113,13 +124,13 @@ class Hands:
             running = fits = False
         else:
             if running:
-                return None
+                return None, False
             if fits:
-                return pausing.resume(machine, secrets, "files")
+                return pausing.resume(machine, secrets, "files"), False
             lifecycle.kill(machine)
         if session.checkpoint is None:
             raise SandboxDead(f"{session.id} has no checkpoint to come back from", "create a new one")
-        return self._bring(session, secrets)
+        return self._bring(session, secrets), True
 
     def _bring(self, session: Session, secrets: dict[str, str]) -> RestoreReport:
         """A sandbox with this id from a checkpoint that another host may have made."""

@@ -233,7 +233,9 @@ class Services:
 
     async def snapshot(self, scope: Scope, id: str, comment: str = "") -> SnapshotInfo:
         async with self.use(scope, id) as sandbox, self._turn(id):
-            return await sandbox.snapshot(comment)
+            made = await sandbox.snapshot(comment)
+            await self.db.call(self.log.event, id, "snapshot", id=made.id, comment=comment)
+            return made
 
     async def snapshots(self, scope: Scope, id: str) -> list[SnapshotInfo]:
         session = self._here(await self.get(scope, id))
@@ -243,6 +245,7 @@ class Services:
         session = self._here(await self.get(scope, id))
         async with self._turn(id):
             await (await self.hands.handle(session)).delete_snapshot(snapshot)
+            await self.db.call(self.log.event, id, "snapshot_deleted", id=snapshot)
 
     def _here(self, session: Session) -> Session:
         if session.host != self.keeper.host:

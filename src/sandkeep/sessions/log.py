@@ -42,6 +42,21 @@ class Log:
         with self._db.read() as connection:
             return [Event(**row) for row in connection.execute(wanted).mappings()]
 
+    def snapshots(self, sandbox: str) -> list[dict[str, Any]]:
+        """The snapshots that its host has, by what was told here: taken, not deleted, not left behind."""
+        kinds = ("snapshot", "snapshot_deleted", "snapshots_lost")
+        wanted = select(events).where(events.c.sandbox == sandbox, events.c.kind.in_(kinds)).order_by(events.c.id)
+        there: dict[str, dict[str, Any]] = {}
+        with self._db.read() as connection:
+            for row in connection.execute(wanted):
+                if row.kind == "snapshot":
+                    there[row.detail["id"]] = row.detail
+                elif row.kind == "snapshot_deleted":
+                    there.pop(row.detail["id"], None)
+                else:
+                    there.clear()
+        return list(there.values())
+
     def audit(self, who: str, action: str, outcome: str, sandbox: str | None = None, **detail: Any) -> None:
         values = {
             "who": check_name(who, "who"),
