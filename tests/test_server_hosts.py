@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from serving import Served, made, ran, serving, told
 from swift import KEYS, Swift, swift  # noqa: F401
 from waiting import until
 
-MANY = 20  # sandboxes of the server that is killed
+MANY = int(os.environ.get("SANDKEEP_FLEET", "20"))  # sandboxes of the server that is killed
 
 
 @pytest.fixture

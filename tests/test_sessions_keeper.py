@@ -75,6 +75,42 @@ def test_a_cancelled_use_ends(world: World) -> None:
     run(go())
 
 
+def test_a_mark_outlasts_its_use_and_serves_the_next(world: World) -> None:
+    async def go() -> None:
+        keeper, files = world.host(linger=3600.0)
+        await running(world, keeper, files)
+        async with keeper.use("x"):
+            pass
+        assert (keeper.used, keeper.sessions.used_by("a")) == ({"x"}, {"x"})
+        seen = keeper.sessions.get("x")
+        async with keeper.use("x", seen):
+            assert keeper.sessions.get("x").last_activity == seen.last_activity  # nothing was written
+        slept = await keeper.pause("x")
+        async with keeper.use("x", slept) as session:  # the mark was the old generation's
+            assert session.generation > slept.generation
+            assert keeper.sessions.used_by("a") == {"x"}
+        keeper._linger = 0.0
+        async with keeper.use("x", keeper.sessions.get("x")):
+            pass
+        assert (keeper.used, keeper.sessions.used_by("a")) == (set(), set())
+        await keeper.close()
+
+    run(go())
+
+
+def test_a_lingering_mark_ends_by_itself(world: World) -> None:
+    async def go() -> None:
+        keeper, files = world.host(linger=0.05)
+        await running(world, keeper, files)
+        for _ in range(3):
+            async with keeper.use("x", keeper.sessions.get("x")):
+                assert keeper.sessions.used_by("a") == {"x"}
+        await until(lambda: not keeper._uses)
+        assert keeper.sessions.used_by("a") == set()
+
+    run(go())
+
+
 def test_an_unknown_sandbox_is_not_found_by_any_verb(world: World) -> None:
     async def go() -> None:
         keeper, _ = world.host()

@@ -27,6 +27,7 @@ from sandkeep.sessions.tables import sessions as rows
 
 Level = Literal["memory", "relaunched", "files"]
 T = TypeVar("T")
+LINGER = 0.5
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Services:
         self.spaces = Spaces(settings)
         self.gateway = Gateway(database, self.spaces, settings.storage_quota)
         self.hands = Hands(settings.home, self.spaces, database)
-        self.keeper = Keeper(database, self.hands, settings.host_id, hosts=Hosts(database))
+        self.keeper = Keeper(database, self.hands, settings.host_id, hosts=Hosts(database), linger=LINGER)
         self.sessions = self.keeper.sessions
         self.sweeper = Sweeper(self.keeper, interval=settings.sweep_interval, address=settings.address or None)
         self.keys, self.tokens, self.log = Keys(database), Tokens(database), Log(database)
@@ -79,8 +80,7 @@ class Services:
     @asynccontextmanager
     async def use(self, scope: Scope | None, id: str) -> AsyncIterator[AsyncSandbox]:
         """A running sandbox, woken if need be and not idle until the block ends."""
-        await self.get(scope, id)
-        async with self.keeper.use(id) as session:
+        async with self.keeper.use(id, await self.get(scope, id)) as session:
             yield await self.hands.handle(session)
 
     async def touch(self, scope: Scope, id: str) -> Session:

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from sandkeep.errors import Busy, DatabaseFailed, HostGone, SandboxDead, SandboxElsewhere, StateConflict
+from sandkeep.errors import Busy, HostGone, SandboxDead, SandboxElsewhere, StateConflict
 from sandkeep.sessions.database import Database
 from sandkeep.sessions.decisions import BACK_OFF, Reality, back_off, settle
 from sandkeep.sessions.hosts import Hosts
 from sandkeep.sessions.records import Scope, Session, error_record
 from sandkeep.sessions.sessions import Sessions
 from sandkeep.sessions.states import PASSING, SessionState
+from sandkeep.sessions.uses import Uses
 
 _S = SessionState
 _POLL = (0.02, 0.5)
@@ -57,16 +57,7 @@ class Sandboxes(Protocol):
         """What this host really has of it."""
 
 
-@dataclass
-class _Use:
-    """This process's use of one sandbox; the database has a mark while `count` is above zero."""
-
-    count: int = 0
-    holders: int = 0
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-
-class Keeper:
+class Keeper(Uses):
     def __init__(
         self,
         database: Database,
@@ -76,31 +67,26 @@ class Keeper:
         hosts: Hosts | None = None,
         patience: float = 120.0,
         back_off: tuple[float, float] = BACK_OFF,
+        linger: float = 0.0,
     ) -> None:
-        self.db = database
-        self.host = host
+        """`linger`: how long the mark of a use stays after its end, so that the next one need not write it."""
         self.hosts = hosts or Hosts(database)
-        self.sessions = Sessions(database, self.hosts)
+        super().__init__(database, Sessions(database, self.hosts), host, linger)
         self.sandboxes = sandboxes
         self._patience = patience
         self._back_off = back_off
         self._tasks: dict[str, asyncio.Task[Session]] = {}
-        self._uses: dict[str, _Use] = {}
 
     @property
     def busy(self) -> frozenset[str]:
         """Ids with an operation of this process under way."""
         return frozenset(self._tasks)
 
-    @property
-    def used(self) -> frozenset[str]:
-        """Ids that this process is using."""
-        return frozenset(id for id, use in self._uses.items() if use.count)
-
     async def close(self) -> None:
-        """Wait for the operations under way."""
+        """Wait for the operations under way. Marks that linger go when the host leaves."""
         while self._tasks:
             await asyncio.wait(set(self._tasks.values()))
+        await self.close_uses()
 
     async def create(self, id: str, scope: Scope, make: Callable[[Session], Awaitable[None]], **fields: Any) -> Session:
         """The row first, then `make`, which brings the sandbox up. A failure stays visible as ERROR."""
@@ -116,58 +102,8 @@ class Keeper:
 
         return await self._alone(id, work)
 
-    @asynccontextmanager
-    async def use(self, id: str) -> AsyncIterator[Session]:
-        """Wake it if need be and keep it from being idle meanwhile: for a foreground command, a stream, an attach."""
-        async with self._holding(id) as use:
-            async with use.lock:
-                session = await self._begin(id, use)
-            try:
-                yield session
-            finally:
-                await asyncio.shield(asyncio.ensure_future(self._end(id)))
-
-    async def _begin(self, id: str, use: _Use) -> Session:
-        while True:
-            try:
-                begin = self.sessions.begin_use if not use.count else self.sessions.running
-                session = await self.db.call(begin, id, self.host)
-            except StateConflict:
-                self._here(await self.wake(id))
-            else:
-                use.count += 1
-                return session
-
-    async def _end(self, id: str) -> None:
-        async with self._holding(id) as use, use.lock:
-            use.count -= 1
-            try:
-                if not use.count:
-                    await self.db.call(self.sessions.end_use, id, self.host)
-            except DatabaseFailed as error:
-                _log.warning("%s: the end of its use was not written, the sweeper will: %s", id, error)
-
-    async def mend_use(self, id: str) -> None:
-        """Write again whether this process uses it."""
-        async with self._holding(id) as use, use.lock:
-            try:
-                if use.count:
-                    await self.db.call(self.sessions.begin_use, id, self.host)
-                else:
-                    await self.db.call(self.sessions.end_use, id, self.host)
-            except StateConflict:
-                _log.debug("%s is in use but does not run here", id)
-
-    @asynccontextmanager
-    async def _holding(self, id: str) -> AsyncIterator[_Use]:
-        use = self._uses.setdefault(id, _Use())
-        use.holders += 1
-        try:
-            yield use
-        finally:
-            use.holders -= 1
-            if not use.holders and not use.count:
-                self._uses.pop(id, None)
+    async def woken(self, id: str) -> None:
+        self._here(await self.wake(id))
 
     async def touch(self, id: str) -> Session:
         """Activity without duration; wakes it if need be."""
