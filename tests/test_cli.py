@@ -28,6 +28,7 @@ def run(home: Path, *words: str, stdin: str | None = None, check: int | None = 0
     return done
 
 
+@pytest.mark.timeout(900)  # some forty programs, one after another
 def test_a_day_on_the_command_line(home: Path, tmp_path: Path) -> None:
     id = run(home, "sandbox", "create", "--runtime", "runc", "--env", "A=1", "--memory", "512m").stdout.strip()
     assert run(home, "sandbox", "exec", id, "echo $A; exit 4", check=4).stdout == "1\n"
@@ -89,6 +90,26 @@ def test_a_day_on_the_command_line(home: Path, tmp_path: Path) -> None:
     assert json.loads(run(home, "sandbox", "list", "--json").stdout) == []
     assert run(home, "gc", "--cache").stdout.startswith("removed ")
     assert run(home, "gc", "--cache").stdout == "nothing to do\n"
+
+
+def test_output_is_every_byte_and_a_folder_of_the_base_is_not_news(home: Path) -> None:
+    id = run(home, "sandbox", "create", "--runtime", "runc").stdout.strip()
+    argv = [sys.executable, "-m", "sandkeep", "sandbox", "exec", id, r"printf 'a\377\000\r\nb'; printf '\377' >&2"]
+    done = subprocess.run(argv, capture_output=True, timeout=170, env={**os.environ, "SANDKEEP_HOME": str(home)})
+    assert (done.stdout, done.stderr) == (b"a\xff\x00\r\nb", b"\xff")
+    one = run(home, "checkpoint", "create", id).stdout.strip()
+    run(home, "sandbox", "exec", id, "--user", "root", "mkdir -p /usr/local/share/new/empty; touch /usr/local/bin/tool")
+    two = run(home, "checkpoint", "create", id).stdout.strip()
+    assert run(home, "checkpoint", "diff", one, two).stdout.splitlines() == [
+        "added\t/usr/local/bin/tool\t",
+        "added\t/usr/local/share/new/empty\t",
+    ]
+
+
+def test_streams_that_the_caller_closed_are_no_reason_to_fail(home: Path) -> None:
+    argv = f"{sys.executable} -m sandkeep sandbox list --home {home}"
+    for closed in ("<&-", ">&-", "<&- >&- 2>&-"):
+        assert subprocess.run(f"{argv} {closed}", shell=True, timeout=170).returncode == 0, closed
 
 
 def test_a_table_on_a_narrow_terminal_keeps_ids_and_times_whole(monkeypatch: pytest.MonkeyPatch) -> None:

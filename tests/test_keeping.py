@@ -12,7 +12,7 @@ import pytest
 
 from conftest import Make
 from sandkeep import AsyncSandbox, Sandbox, Store, list_checkpoints
-from sandkeep.errors import BadArgument, CheckpointNotFound, Corrupt, FloorNotReached, SandkeepError
+from sandkeep.errors import BadArgument, CheckpointNotFound, Corrupt, FloorNotReached, HostRefused, SandkeepError
 from sandkeep.model import WORKSPACE
 from waiting import until
 
@@ -125,6 +125,9 @@ def test_exported_state_is_whole_and_replaces(make: Make, tmp_path: Path) -> Non
     blob = sb.export_state()
     assert blob is not None
     assert sb.export_state(to=tmp_path / "state") is None
+    for nowhere in (tmp_path, tmp_path / "no" / "folder"):
+        with pytest.raises(HostRefused):
+            sb.export_state(to=nowhere)
     assert sb.checkpoint().parent_id is None
     other = make()
     other.commands.run("echo extra > extra; cd /")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from conftest import Make
-from sandkeep import AsyncSandbox, Limits, Mount, Sandbox, State
+from sandkeep import AsyncSandbox, Limits, Mount, Sandbox, State, Store
 from sandkeep.errors import (
     BadArgument,
     FileError,
@@ -380,7 +380,18 @@ def test_it_says_whether_it_sleeps_or_is_gone(make: Make, home: Path) -> None:
         lambda make, sb: sb.commands.run("a\0b"),
         lambda make, sb: sb.files.write("/tmp/x", 5),
         lambda make, sb: sb.files.read(""),
+        lambda make, sb: sb.commands.run("cat", stdin=5),
+        lambda make, sb: sb.commands.run("true " + "x" * (33 << 20)),
+        lambda make, sb: sb.files.remove("/"),
         lambda make, sb: sb.snapshot(5),
+        lambda make, sb: sb.snapshot("\ud800"),
+        lambda make, sb: sb.checkpoint("x" * 10_001),
+        lambda make, sb: sb.checkpoint(tag=""),
+        lambda make, sb: sb.checkpoint(tag="-x"),
+        lambda make, sb: sb.checkpoint(tag="two\nlines"),
+        lambda make, sb: sb.checkpoint(metadata={"x": "\ud800"}),
+        lambda make, sb: Store(5),
+        lambda make, sb: Sandbox.list(home=5),
     ],
 )
 def test_wrong_types_are_told_plainly(

@@ -46,6 +46,8 @@ class Store:
         home: str | Path | None = None,
         create: bool = True,
     ) -> None:
+        if url is not None and not isinstance(url, (str, Path)):
+            raise BadArgument(f"a store is a folder or a URL, not {url!r}")
         where = Path(home or os.environ.get("SANDKEEP_HOME") or Path.home() / ".sandkeep")
         given = {"region": region, "endpoint": endpoint, "access_key": access_key, "secret_key": secret_key}
         options = {key: value for key, value in given.items() if value is not None}

@@ -19,9 +19,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,99}")
 
 
 def check_name(name: str) -> None:
-    if not _NAME.fullmatch(name) or name == "latest" or name.startswith("ck_"):
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name == "latest" or name.startswith(("ck_", "sn_")):
         raise BadArgument(
-            f"{name!r} can't name a checkpoint", "use letters, digits, '.', '_', '-' and '/', at most 100; not 'latest'"
+            f"{name!r} can't name a checkpoint",
+            "begin with a letter or digit, go on with those, '.', '_', '-' and '/', at most 100; not 'latest', ck_… or sn_…",
         )
 
 

@@ -148,12 +148,32 @@ def _entry(row: list[Any]) -> Entry:
     return entry._replace(name=b"", xattrs=xattrs or None)
 
 
+def check_comment(comment: str | None) -> None:
+    if comment is not None and not (isinstance(comment, str) and len(comment) <= 10_000 and "\0" not in comment):
+        raise BadArgument("a comment is a text of at most 10000 characters without NUL")
+    if comment is not None and comment.encode(errors="ignore").decode() != comment:
+        raise BadArgument("the comment has characters that no text may have", "remove the lone surrogates")
+
+
+def _plain(tag: str) -> bool:
+    return tag == tag.strip() and not tag.startswith("-")
+
+
 def check_words(
     tag: str | None, comment: str | None, metadata: Mapping[str, Any] | None, base: Mapping[str, Any]
 ) -> None:
-    for what, text, most in (("tag", tag, 200), ("comment", comment, 10_000)):
-        if text is not None and (not isinstance(text, str) or len(text) > most or "\0" in text):
-            raise BadArgument(f"{what} must be a text of at most {most} characters")
+    if tag is not None and not (isinstance(tag, str) and 0 < len(tag) <= 200 and tag.isprintable() and _plain(tag)):
+        raise BadArgument(
+            f"{tag!r} can't be a tag",
+            "use 1 to 200 characters that can be printed; not a space at an end, not '-' at the beginning",
+        )
+    check_comment(comment)
+    try:
+        json.dumps(metadata, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise BadArgument("metadata has characters that no text may have", "remove the lone surrogates")
+    except (TypeError, ValueError):
+        pass  # said below
     if len(canonical(dict(metadata or {}), "metadata")) > 1 << 20:
         raise BadArgument("metadata is larger than 1 MiB", "keep large values in a file of the workspace")
     if not isinstance(base.get("name"), str) or not isinstance(base.get("fingerprint"), str):

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import struct
@@ -19,7 +20,7 @@ import zstandard
 from sandkeep.checkpoints import records
 from sandkeep.checkpoints.capture import load_record
 from sandkeep.checkpoints.needs import needed
-from sandkeep.errors import Corrupt, NotFound, StateConflict
+from sandkeep.errors import Corrupt, HostRefused, NotFound, StateConflict
 from sandkeep.store.repository import Repository
 
 _MAGIC = b"SANDKEEP EXPORT 1\n"
@@ -59,8 +60,14 @@ def export_to_path(repo: Repository, checkpoint: str, path: Path) -> None:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
+    except OSError as error:
+        raise HostRefused(
+            f"{path} can't be written: {error.strerror or error}",
+            "name a file in a folder that exists and may be written",
+        )
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink()
 
 
 def import_checkpoint(repo: Repository, file: BinaryIO) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 import click
@@ -171,7 +171,7 @@ def show_(id: str, as_json: bool, **where: Any) -> None:
 @click.argument("a")
 @click.argument("b")
 @click.option("--times/--no-times", default=True, help="Count what only was touched.")
-@click.option("--all", "everything", is_flag=True, help="Also folders in which something changed, but not themselves.")
+@click.option("--all", "everything", is_flag=True, help="Also folders of which something inside is listed.")
 @store_options
 @json_option
 @guarded
@@ -180,14 +180,20 @@ def diff(a: str, b: str, times: bool, everything: bool, as_json: bool, **where: 
     with opened(**where) as store:
         found = list(store.diff(a, b, times))
     table(
-        found if everything or as_json else [change for change in found if not _only_inside(change)],
+        found if everything or as_json else _telling(found),
         {"change": lambda c: c.change, "path": lambda c: c.path, "what": lambda c: " ".join(c.what)},
         as_json,
     )
 
 
-def _only_inside(change: Change) -> bool:
-    return (change.change, change.kind) == ("changed", "dir") and {"content", "time"}.issuperset(change.what)
+def _telling(changes: list[Change]) -> list[Change]:
+    """Without the folders that are there only for what is listed inside them: a folder of the base is stored, and counts as
+    added, once something in it is."""
+    found = [
+        c for c in changes if (c.change, c.kind) != ("changed", "dir") or not {"content", "time"}.issuperset(c.what)
+    ]
+    above = {str(folder) for change in found for folder in PurePosixPath(change.path).parents}
+    return [c for c in found if c.kind != "dir" or c.change == "changed" or c.path not in above]
 
 
 FILES = {

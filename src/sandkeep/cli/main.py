@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import click
 
 from sandkeep.cli import agent, checkpoint, demo, doctor, sandbox, server, store
+
+for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    if getattr(sys, name) is None:  # closed by the caller: what is opened next must not take its number
+        setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

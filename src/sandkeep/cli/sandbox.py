@@ -15,9 +15,11 @@ from sandkeep.cli.terminal import attach
 from sandkeep.errors import BadArgument
 from sandkeep.model import Limits, Mount, SandboxInfo
 from sandkeep.sandbox import Sandbox
+from sandkeep.sandbox._sync.commands import run_fields
 from sandkeep.sandbox.home import Home
 from sandkeep.sandbox.sweeping import gc as sweep
 
+ALL_OUTPUT = 1 << 62
 home_option = click.option("--home", type=Path, help="Where sandboxes live [default: $SANDKEEP_HOME or ~/.sandkeep].")
 
 
@@ -145,22 +147,26 @@ def exec(
     exec ID -- python3 -c 'print(1)'.
     """
     sb = Sandbox.connect(id, home=home)
-    live = {} if as_json else {"on_stdout": _write(sys.stdout), "on_stderr": _write(sys.stderr)}
     stdin = None if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read()
     line = command[0] if len(command) == 1 else shlex.join(command)
-    result = sb.commands.run(line, timeout=timeout, cwd=cwd, user=user, stdin=stdin or None, **live)
-    if as_json:
-        fields = ("stdout", "stderr", "exit_code", "duration_ms", "error_class", "truncated")
-        show({name: getattr(result, name) for name in fields}, True)
+    if not as_json:
+        fields = run_fields(line, timeout=timeout, cwd=cwd, user=user, max_output=ALL_OUTPUT)
+        sys.exit(_through(sb, fields, stdin))
+    result = sb.commands.run(line, timeout=timeout, cwd=cwd, user=user, stdin=stdin or None)
+    shown = ("stdout", "stderr", "exit_code", "duration_ms", "error_class", "truncated")
+    show({name: getattr(result, name) for name in shown}, True)
     sys.exit(result.exit_code)
 
 
-def _write(stream: Any) -> Any:
-    def write(text: str) -> None:
-        stream.write(text)
-        stream.flush()
-
-    return write
+def _through(sb: Sandbox, fields: dict[str, Any], stdin: bytes | None) -> int:
+    """Every byte as it comes, however many there are; the exit code."""
+    streams = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
+    with sb.commands._link.stream("run", fields, body=[stdin] if stdin else None, timeout=None) as events:
+        for kind, data in events:
+            if kind in streams:
+                streams[kind].write(data)
+                streams[kind].flush()
+        return int(events.result["exit_code"])
 
 
 @sandbox.command()

@@ -157,7 +157,10 @@ def move(guest: Guest, conn: Connection, path: str, to: str, overwrite: bool, us
 def remove(guest: Guest, conn: Connection, path: str, recursive: bool, user: Who) -> Steps:
     path = guest.session.resolve(path)
     with _rights(guest, user):
-        if not st.S_ISDIR(os.lstat(path).st_mode):
+        found = os.lstat(path)
+        if os.path.samestat(found, os.lstat("/")):
+            raise Problem(BAD_ARGUMENT, "the root folder can't be removed")
+        if not st.S_ISDIR(found.st_mode):
             os.unlink(path)
             return {"ok": True, "removed": 1}
         if not recursive:

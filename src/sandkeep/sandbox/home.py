@@ -28,6 +28,8 @@ def default_home() -> Path:
 
 class Home:
     def __init__(self, path: str | Path | None = None) -> None:
+        if path is not None and not isinstance(path, (str, os.PathLike)):
+            raise BadArgument(f"a home is a folder, not {path!r}")
         self.path = Path(path).absolute() if path is not None else default_home()
         self.layers = Layers(self.path)
         self.trash = self.path / "trash"

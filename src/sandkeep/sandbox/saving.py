@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from sandkeep.checkpoints.records import check_comment
 from sandkeep.errors import BadArgument, SnapshotNotFound, Unsupported
 from sandkeep.layers import copying
 from sandkeep.model import SnapshotInfo
@@ -157,6 +158,7 @@ def _entries(machine: Machine, record: Record) -> Iterator[str]:
 def snapshot(machine: Machine, comment: str = "") -> SnapshotInfo:
     if not isinstance(comment, str):
         raise BadArgument(f"a comment is a text, not {comment!r}")
+    check_comment(comment)
     with machine.held() as record:
         machine.require_running(record)
         taken = take(machine, record)

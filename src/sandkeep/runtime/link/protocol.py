@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from sandkeep.errors import GuestLied, SandkeepError, by_code
+from sandkeep.errors import BadArgument, GuestLied, SandkeepError, by_code
 
 JSON, STDOUT, STDERR, DATA, PART = range(5)
 KINDS = {STDOUT: "stdout", STDERR: "stderr", DATA: "data"}
@@ -19,6 +19,11 @@ _HEAD = struct.Struct("!IB")
 
 def request(op: str, fields: dict[str, Any]) -> bytes:
     text = json.dumps({**fields, "op": op}, separators=(",", ":")).encode("ascii")
+    if len(text) > MAX_JSON:
+        raise BadArgument(
+            f"a request of {len(text)} bytes is too large: {MAX_JSON} is the most",
+            "give large data as stdin or write it to a file",
+        )
     pieces = [text[at : at + (1 << 20)] for at in range(0, len(text), 1 << 20)]
     return b"".join(frame(PART, piece) for piece in pieces[:-1]) + frame(JSON, pieces[-1])
 

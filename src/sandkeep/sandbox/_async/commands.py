@@ -55,8 +55,7 @@ class AsyncProcess:
         await self._link.call("signal", pid=self.pid, signal=signal, tree=True)
 
     async def send_stdin(self, data: bytes | str) -> None:
-        body = data.encode() if isinstance(data, str) else bytes(data)
-        async with self._link.stream("stdin", {"pid": self.pid}, body=[body], timeout=None) as events:
+        async with self._link.stream("stdin", {"pid": self.pid}, body=[input_bytes(data)], timeout=None) as events:
             async for _ in events:
                 pass
 
@@ -92,7 +91,7 @@ class AsyncCommands:
             if stdin is not None:
                 raise BadArgument("a background command takes its input by send_stdin")
             return AsyncProcess(self._link, (await self._link.call("run", **fields, background=True))["pid"])
-        body = None if stdin is None else [stdin.encode() if isinstance(stdin, str) else bytes(stdin)]
+        body = None if stdin is None else [input_bytes(stdin)]
         collected = Collector(on_stdout, on_stderr)
         async with self._link.stream("run", fields, body=body, timeout=None) as events:
             async for kind, data in events:
@@ -105,6 +104,14 @@ class AsyncCommands:
     async def connect(self, pid: int) -> AsyncProcess:
         await self._link.call("process", pid=pid)
         return AsyncProcess(self._link, pid)
+
+
+def input_bytes(data: bytes | str) -> bytes:
+    if isinstance(data, str):
+        return data.encode()
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        return bytes(data)
+    raise BadArgument(f"input must be bytes or a text, not {type(data).__name__}")
 
 
 class Collector:

@@ -56,8 +56,7 @@ class Process:
         self._link.call("signal", pid=self.pid, signal=signal, tree=True)
 
     def send_stdin(self, data: bytes | str) -> None:
-        body = data.encode() if isinstance(data, str) else bytes(data)
-        with self._link.stream("stdin", {"pid": self.pid}, body=[body], timeout=None) as events:
+        with self._link.stream("stdin", {"pid": self.pid}, body=[input_bytes(data)], timeout=None) as events:
             for _ in events:
                 pass
 
@@ -93,7 +92,7 @@ class Commands:
             if stdin is not None:
                 raise BadArgument("a background command takes its input by send_stdin")
             return Process(self._link, (self._link.call("run", **fields, background=True))["pid"])
-        body = None if stdin is None else [stdin.encode() if isinstance(stdin, str) else bytes(stdin)]
+        body = None if stdin is None else [input_bytes(stdin)]
         collected = Collector(on_stdout, on_stderr)
         with self._link.stream("run", fields, body=body, timeout=None) as events:
             for kind, data in events:
@@ -106,6 +105,14 @@ class Commands:
     def connect(self, pid: int) -> Process:
         self._link.call("process", pid=pid)
         return Process(self._link, pid)
+
+
+def input_bytes(data: bytes | str) -> bytes:
+    if isinstance(data, str):
+        return data.encode()
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        return bytes(data)
+    raise BadArgument(f"input must be bytes or a text, not {type(data).__name__}")
 
 
 class Collector:
