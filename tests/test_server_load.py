@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 
 from bench.crowd import Crowd
 
-from serving import Served, served, until  # noqa: F401
+from serving import Served, served  # noqa: F401
+from waiting import until
 
 SANDBOXES, STREAMS, SLOW, MEGABYTES = 10, 50, 6, 16
 

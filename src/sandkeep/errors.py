@@ -41,6 +41,7 @@ SandkeepError
 
 from __future__ import annotations
 
+import errno
 from typing import Any, ClassVar
 
 
@@ -66,6 +67,12 @@ class SandkeepError(Exception):
 
     def __reduce__(self) -> Any:
         return _rebuild, (type(self), self.message, self.remedy, self.details)
+
+
+def disk_full(error: BaseException) -> bool:
+    """Whether the disk was full, also as a file operation inside tells it."""
+    number = error.details.get("errno") if isinstance(error, SandkeepError) else getattr(error, "errno", None)
+    return number in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _rebuild(kind: type[SandkeepError], message: str, remedy: str, details: dict[str, Any]) -> SandkeepError:

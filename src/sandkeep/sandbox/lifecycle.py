@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
-from sandkeep.errors import BadArgument, LimitUnsupported, NotFound, SandkeepError
+from sandkeep.errors import BadArgument, LimitUnsupported, NotFound, SandkeepError, disk_full
 from sandkeep.model import Limits, Mount, RestoreReport, SandboxInfo, State
 from sandkeep.runtime.driver import Driver
 from sandkeep.runtime.pick import pick
@@ -117,10 +117,10 @@ def begin(
     machine.given = secrets
     machine.folder.mkdir(mode=0o700)
     with lock(machine.folder / "lock"):
-        with home.layers_lock() if record.stack else contextlib.nullcontext():
-            record.save(machine.folder, durable=False)  # a sandbox in the making does not outlive the machine
-        step("create: recorded")
         try:
+            with home.layers_lock() if record.stack else contextlib.nullcontext():
+                record.save(machine.folder, durable=False)  # a sandbox in the making does not outlive the machine
+            step("create: recorded")
             if prepare is not None:
                 prepare(machine)
             workflow = session.pop("workflow", None)
@@ -190,7 +190,7 @@ def kill(machine: Machine) -> None:
     """End it and remove all of it from this host. Checkpoints stay in their store. Killing what is gone is fine."""
     try:
         with machine.held() as record:
-            journal.begin(machine.folder, "kill")
+            _begin_kill(machine)
             step("kill: journalled")
             had_layers = bool(record.used_layers()) or (machine.folder / "snapshots").is_dir()
             machine.stop(record)
@@ -201,6 +201,15 @@ def kill(machine: Machine) -> None:
     if had_layers:
         discard_unused(machine.home)
     sweep_trash(machine.home)
+
+
+def _begin_kill(machine: Machine) -> None:
+    """A full disk must not protect what fills it: without an entry, a kill that is cut short is one to be repeated."""
+    try:
+        journal.begin(machine.folder, "kill")
+    except OSError as error:
+        if not disk_full(error):
+            raise
 
 
 def info(machine: Machine) -> SandboxInfo:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 from typing import Any
 
@@ -62,6 +61,8 @@ STATUS[Damaged] = 422
 
 
 def status_of(error: SandkeepError) -> int:
+    if e.disk_full(error):
+        return STATUS[e.StoreFull]
     return next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 500)
 
 
@@ -76,7 +77,7 @@ def answer(error: SandkeepError) -> JSONResponse:
 
 def unexpected(error: Exception) -> SandkeepError:
     """What we did not foresee: told to the log in full, to the caller in one line."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if e.disk_full(error):
         return e.StoreFull("the server's disk is full", "free space on the server, then try again")
     _log.error("unexpected error", exc_info=error)
     return SandkeepError("the server failed unexpectedly", "see the server's log")

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from sandkeep.errors import BadArgument, Denied, SandkeepError, by_code
+from sandkeep.errors import BadArgument, Denied, SandkeepError, StoreFull, by_code, disk_full
 from sandkeep.sessions.states import SessionState
 
 AUTO_PAUSE = 600.0
@@ -134,6 +134,8 @@ def error_record(error: BaseException) -> dict[str, Any]:
     """An error as the database keeps it; `Session.error` brings it back."""
     if isinstance(error, SandkeepError):
         return dict(json.loads(json.dumps(error.as_dict(), default=str), parse_constant=str))
+    if disk_full(error):
+        return StoreFull("the server's disk is full", "free space on the server").as_dict()
     return SandkeepError(f"{type(error).__name__}: {error}", "see the server's log").as_dict()
 
 
