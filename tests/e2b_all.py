@@ -11,7 +11,7 @@ from serving import Served, fixed_port, serving
 
 SDKS = [
     ("old", "surface.py"), ("new", "surface.py"), ("old", "surface_async.py"), ("new", "surface_async.py"),
-    ("js-old", "surface.mjs"), ("js-new", "surface.mjs"),
+    ("old", "more.py"), ("new", "more.py"), ("js-old", "surface.mjs"), ("js-new", "surface.mjs"),
 ]  # fmt: skip
 
 

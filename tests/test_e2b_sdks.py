@@ -20,7 +20,13 @@ def with_memory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.mark.parametrize(
     ("sdk", "program"),
-    [("new", "surface.py"), ("new", "surface_async.py"), ("old", "surface.py"), ("js-new", "surface.mjs")],
+    [
+        ("new", "surface.py"),
+        ("new", "more.py"),
+        ("new", "surface_async.py"),
+        ("old", "surface.py"),
+        ("js-new", "surface.mjs"),
+    ],
 )
 def test_sdk(served: Served, sdk: str, program: str) -> None:
     run(served, sdk, program)

@@ -6,6 +6,7 @@ import base64
 import gzip
 import socket
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -80,9 +81,36 @@ def test_pages(served: Served) -> None:
             query["nextToken"] = token
         assert seen == wanted
     assert client.control.get("/v2/sandboxes", params={"state": "paused"}).json() == []
+    since = client.control.get(f"/sandboxes/{ids[1]}").json()["startedAt"]
+    for query, count in (({"startedAfter": since}, 2), ({"template": "team/base:default"}, 3), ({"template": "x"}, 0)):
+        assert len(client.control.get("/v2/sandboxes", params=query).json()) == count
     assert client.control.get("/v2/sandboxes", params={"nextToken": "junk"}).status_code == 400
     for id in ids:
         assert client.control.delete(f"/sandboxes/{id}").status_code == 204
+
+
+def test_a_create_that_is_sent_again_makes_one_sandbox(client: Client) -> None:
+    key = {"Idempotency-Key": uuid.uuid4().hex}
+
+    def create() -> str:
+        answer = client.control.post("/v2/sandboxes", json={"templateID": "base", "timeout": 900}, headers=key)
+        return str(answer.json()["sandboxID"])
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: create(), range(2))
+    assert first == second == create()
+    assert client.control.delete(f"/sandboxes/{first}").status_code == 204
+    again = create()
+    assert again != first
+    assert client.control.delete(f"/sandboxes/{again}").status_code == 204
+
+
+def test_templates_by_name(client: Client) -> None:
+    assert client.control.get("/templates/aliases/base").json()["templateID"] == "base"
+    assert client.control.get("/templates/aliases/team%2Fbase%3Adefault").json()["templateID"] == "base"
+    assert client.control.get("/templates/aliases/nothing").status_code == 404
+    for path in ("/v3/templates", "/volumes", "/secrets"):
+        assert client.control.post(path, json={"name": "x"}).status_code == 501
 
 
 # who is let in
@@ -227,6 +255,20 @@ def test_nonsense_is_refused(client: Client, made: dict[str, Any]) -> None:
         assert box.post(path, json=message).status_code == status, (path, message)
 
 
+def test_figures(client: Client, made: dict[str, Any]) -> None:
+    box = client.box(made)
+    before = box.get("/metrics").json()
+    stream(box, "/process.Process/Start", start("timeout 1 sh -c 'while :; do :; done'"))
+    after = box.get("/metrics").json()
+    assert before["cpu_used_pct"] >= 0
+    assert 0 < after["cpu_used_pct"] <= 100
+    assert 0 < after["mem_used"] < after["mem_total"]
+    assert 0 < after["disk_used"] < after["disk_total"]
+    assert client.box(made, **{"X-Access-Token": "x"}).get("/metrics").status_code == 401
+    kept = client.control.get(f"/sandboxes/{made['sandboxID']}/metrics", params={"end": after["ts"]}).json()
+    assert len(kept) >= 2
+
+
 def test_keep_alive(client: Client, made: dict[str, Any]) -> None:
     said = stream(client.box(made), "/process.Process/Start", start("sleep 2.5"), **{"Keepalive-Ping-Interval": "1"})
     assert {"event": {"keepalive": {}}} in [message for _, message in said]
@@ -312,6 +354,7 @@ def test_policy_is_kept_whoever_pauses_and_wakes(client: Client) -> None:
     assert client.rest.post(f"/sandboxes/{id}/pause").status_code == 200
     assert client.control.post(f"/sandboxes/{id}/pause").status_code == 409
     assert client.control.post(f"/sandboxes/{id}/timeout", json={"timeout": 5}).status_code == 404
+    assert client.control.post(f"/sandboxes/{id}/snapshots", json={}).status_code == 409
     assert client.rest.post(f"/sandboxes/{id}/resume").status_code == 200
     shown = client.info(made)
     assert (shown["state"], shown["lifecycle"]) == ("running", {"autoResume": False, "onTimeout": "pause"})

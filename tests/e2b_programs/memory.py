@@ -128,6 +128,18 @@ def files_only():
         assert sbx.commands.run(BOOT).stdout != boot
     finally:
         sbx.kill()
+    sbx = begin(lifecycle={"on_timeout": {"action": "pause", "keep_memory": False}})
+    try:
+        sbx.files.write("stays", "on disk")
+        boot = sbx.commands.run(BOOT).stdout
+        sbx.set_timeout(0)
+        until(lambda: sbx.get_info().state.value == "paused")
+        Sandbox.connect(sbx.sandbox_id, timeout=300)
+        assert sbx.files.read("stays") == "on disk"
+        assert sbx.commands.list() == []
+        assert sbx.commands.run(BOOT).stdout != boot
+    finally:
+        sbx.kill()
 
 
 def leave():

@@ -1,5 +1,6 @@
 // An E2B program in JavaScript, run in a folder where the SDK is installed.
 import assert from 'node:assert/strict'
+import http from 'node:http'
 import { createRequire } from 'node:module'
 
 const require = createRequire(process.cwd() + '/')
@@ -67,6 +68,75 @@ async function terminal(sbx) {
   assert.match(shown, /at=101/)
 }
 
+async function more(sbx) {
+  const left = await sbx.commands.run('while [ ! -e go ]; do sleep 0.1; done; exit 5', { background: true })
+  await left.disconnect()
+  assert.ok((await sbx.commands.list()).some((one) => one.pid === left.pid))
+  await sbx.files.write('go', '')
+  await until(async () => !(await sbx.commands.list()).some((one) => one.pid === left.pid))
+  const again = await sbx.commands.connect(left.pid)
+  await assert.rejects(again.wait(), (error) => error instanceof CommandExitError && error.exitCode === 5)
+  const pty = await sbx.pty.create({ cols: 80, rows: 24, onData: () => {} })
+  assert.equal(await sbx.pty.kill(pty.pid), true)
+  await pty.wait().catch(() => {})
+  const form = new FormData()
+  form.append('file', new Blob(['by address']), 'x')
+  assert.equal((await fetch(await sbx.uploadUrl('up'), { method: 'POST', body: form })).status, 200)
+  await sbx.files.write('zipped', 'text '.repeat(1000), { gzip: true })
+  assert.equal(await sbx.files.read('zipped', { gzip: true }), 'text '.repeat(1000))
+  assert.equal(await sbx.files.read('up'), 'by address')
+  const written = await sbx.files.write('labelled', 'x', { metadata: { Kind: 'draft' } }).catch((error) => {
+    assert.match(String(error), /carry no metadata/)
+  })
+  if (written?.metadata) assert.deepEqual((await sbx.files.getInfo('labelled')).metadata, { kind: 'draft' })
+  await sbx.git.configureUser('A Person', 'a@example.org')
+  await sbx.git.init('repo')
+  await sbx.files.write('repo/f', '1')
+  await sbx.git.add('repo')
+  await sbx.git.commit('repo', 'first')
+  assert.equal((await sbx.git.status('repo')).isClean, true)
+}
+
+function fetched(host, path) {
+  const where = new URL(process.env.E2B_SANDBOX_URL)
+  return new Promise((done, failed) => {
+    const request = http.get({ host: where.hostname, port: where.port, path, headers: { Host: host } }, async (answer) => {
+      let text = ''
+      for await (const piece of answer) text += piece
+      done([answer.statusCode, text])
+    })
+    request.on('error', failed)
+  })
+}
+
+async function ports(sbx) {
+  const server = await sbx.commands.run('mkdir -p site; echo page > site/index.txt; cd site; exec python3 -m http.server 8000', { background: true })
+  const [, text] = await until(async () => { const found = await fetched(sbx.getHost(8000), '/index.txt'); return found[0] === 200 && found })
+  assert.equal(text, 'page\n')
+  const [status, said] = await fetched(sbx.getHost(8001), '/')
+  assert.equal(status, 502)
+  assert.match(said, /port is not open/)
+  await server.kill()
+}
+
+async function copies(sbx) {
+  const name = `named-${Math.random().toString(36).slice(2, 10)}`
+  const taken = await sbx.createSnapshot({ name })
+  const fresh = await Sandbox.create(name, { timeoutMs: 120_000 })
+  assert.equal(await fresh.files.read('a/b.txt'), 'text')
+  await fresh.kill()
+  assert.equal(await Sandbox.deleteSnapshot(taken.snapshotId), true)
+  assert.equal(await Sandbox.deleteSnapshot(taken.snapshotId), false)
+  for (const twin of await sbx.fork({ count: 2, timeoutMs: 120_000 })) {
+    assert.ok(!(twin instanceof Error), String(twin))
+    assert.equal(await twin.files.read('a/b.txt'), 'text')
+    await twin.pause()
+    const asleep = Sandbox.list({ query: { metadata: { mark: sbx.mark }, state: ['paused'] } })
+    assert.deepEqual((await asleep.nextItems()).map((one) => one.sandboxId), [twin.sandboxId])
+    await twin.kill()
+  }
+}
+
 async function life(sbx) {
   const page = Sandbox.list({ query: { metadata: { mark: sbx.mark } } })
   assert.deepEqual((await page.nextItems()).map((one) => one.sandboxId), [sbx.sandboxId])
@@ -91,7 +161,7 @@ const mark = Math.random().toString(36)
 const sbx = await Sandbox.create({ timeoutMs: 300_000, metadata: { mark }, envs: { FOO: '1' } })
 sbx.mark = mark
 try {
-  for (const part of [commands, files, terminal, life]) await part(sbx)
+  for (const part of [commands, files, terminal, more, ports, copies, life]) await part(sbx)
 } finally {
   await sbx.kill()
 }

@@ -29,6 +29,18 @@ async def commands(sbx):
     handle = await sbx.commands.run("cat", background=True, stdin=True)
     await sbx.commands.send_stdin(handle.pid, "line\n")
     await handle.kill()
+    if "stream_input" in dir(sbx.commands):
+        handle = await sbx.commands.run("cat", background=True, stdin=True)
+        words = sbx.commands.stream_input(handle.pid)
+        for n in range(20):
+            await words.send(f"{n}\n")
+        await words.close()
+        await sbx.commands.close_stdin(handle.pid)
+        assert (await handle.wait()).stdout.split() == [str(n) for n in range(20)]
+    left = await sbx.commands.run("sleep 300", background=True)
+    await left.disconnect()
+    assert left.pid in [one.pid for one in await sbx.commands.list()]
+    assert await sbx.commands.kill(left.pid)
 
 
 async def files(sbx):
@@ -47,6 +59,9 @@ async def files(sbx):
         FilesystemEventType.WRITE,
     ]
     assert {one.name for one in found} == {"c"}
+    await sbx.commands.run("chmod 600 a/c")
+    async with asyncio.timeout(60):
+        assert (await seen.get()).type is FilesystemEventType.CHMOD
     await watch.stop()
 
 
@@ -56,6 +71,23 @@ async def terminal(sbx):
     await sbx.pty.send_stdin(pty.pid, b"echo $((6*7)); exit\n")
     await pty.wait()
     assert b"42\r\n" in b"".join(shown)
+
+
+async def copies(sbx):
+    taken = await sbx.create_snapshot()
+    fresh, twins = await asyncio.gather(AsyncSandbox.create(taken.snapshot_id, timeout=120), sbx.fork(timeout=120))
+    for one in (fresh, *twins):
+        assert await one.files.read("many/3") == "3"
+        assert await one.kill()
+    assert await AsyncSandbox.delete_snapshot(taken.snapshot_id)
+    assert await until_some(sbx.get_metrics)
+
+
+async def until_some(ask):
+    async with asyncio.timeout(60):
+        while not (found := await ask()):
+            await asyncio.sleep(0.05)
+        return found
 
 
 async def life(sbx):
@@ -72,7 +104,7 @@ async def life(sbx):
 async def main():
     sbx = await AsyncSandbox.create(timeout=300)
     try:
-        for part in (commands, files, terminal, life):
+        for part in (commands, files, terminal, copies, life):
             await part(sbx)
     finally:
         await sbx.kill()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -12,13 +12,13 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from sandkeep.errors import BadArgument, SandkeepError
+from sandkeep.errors import BadArgument, SandkeepError, StateConflict, Unsupported
 from sandkeep.model import Limits
 from sandkeep.server.auth import Caller
 from sandkeep.server.e2b import templates
 from sandkeep.server.e2b.errors import E2BRoute, plain_error
 from sandkeep.server.e2b.forms import stamp
-from sandkeep.server.e2b.life import Life
+from sandkeep.server.e2b.life import Gone, Life
 from sandkeep.server.e2b.metering import Meter, cpus_of, memory_of
 from sandkeep.server.e2b.rows import Row
 from sandkeep.server.services import NewSandbox
@@ -105,7 +105,8 @@ async def create(caller: Scope, request: Request, body: CreateBody, timeout: int
     begin = await templates.source(life.services, caller, body.templateID)
     new = NewSandbox(env=body.envVars or {}, metadata=body.metadata or {}, limits=Limits(), **begin)
     seconds = timeout if body.timeout is None else body.timeout
-    session, row = await life.create(caller, new, seconds, policy)
+    key = request.headers.get("idempotency-key")
+    session, row = await life.create(caller, new, seconds, policy, key)
     return JSONResponse(opened(request, session, row), 201)
 
 
@@ -138,13 +139,14 @@ async def list_(
     life = life_of(request)
     labels = {unquote(k): unquote(v) for k, v in parse_qsl(metadata or "", keep_blank_values=True)}
     states = states_of(state)
-    after = None if startedAfter is None else startedAfter.timestamp()
+    after = None if startedAfter is None else startedAfter.astimezone(UTC)
+    wanted = None if template is None else templates.plain_name(template)
 
     def fits(session: Session, row: Row) -> bool:
         return (
             all(session.metadata.get(name) == value for name, value in labels.items())
-            and template in (None, row.policy["template"])
-            and (after is None or session.created > after)
+            and (wanted is None or templates.plain_name(row.policy["template"]) == wanted)
+            and (after is None or datetime.fromtimestamp(session.created, UTC) >= after)
         )
 
     found: list[tuple[Session, Row]] = []
@@ -233,7 +235,10 @@ def _forked(request: Request, one: tuple[Session, Row] | SandkeepError) -> dict[
 async def snapshot(caller: Caller, request: Request, id: str, body: SnapshotBody | None = None) -> Response:
     life, body = life_of(request), body or SnapshotBody()
     session, _ = await life.find(caller, id)
-    await life.running(id)
+    try:
+        await life.running(id)
+    except Gone:
+        raise StateConflict(f"sandbox {id} is paused", "connect to it first") from None
     memory = body.memory is not False and await life.has_memory(session)
     taken, name = await templates.take(life.services, caller, id, body.name, memory=memory)
     return JSONResponse(templates.shown(taken, name), 201)
@@ -262,6 +267,22 @@ async def snapshots(
 async def delete_snapshot(caller: Caller, request: Request, template: str) -> Response:
     await templates.delete(life_of(request).services, caller, template)
     return Response(status_code=204)
+
+
+@router.get("/templates/aliases/{template:path}")
+async def template_exists(caller: Caller, request: Request, template: str) -> dict[str, Any]:
+    await templates.source(life_of(request).services, caller, template)
+    return {"templateID": templates.plain_name(template), "public": False}
+
+
+@router.api_route("/v3/templates", methods=["POST"])
+@router.api_route("/volumes", methods=["GET", "POST"])
+@router.api_route("/secrets", methods=["GET", "POST"])
+async def not_here(_: Caller, request: Request) -> Response:
+    what = request.url.path.rpartition("/")[2]
+    raise Unsupported(
+        f"this server keeps no {what} of E2B's", "start from a base of the server, a checkpoint or a snapshot"
+    )
 
 
 @router.get("/sandboxes/{id}/metrics")

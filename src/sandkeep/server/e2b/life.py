@@ -20,6 +20,7 @@ from sandkeep.sessions import Scope, Session, SessionState
 T = TypeVar("T")
 _S = SessionState
 _LOOK_AGAIN = 5.0
+_KEYS = 10_000
 _log = logging.getLogger(__name__)
 
 
@@ -45,6 +46,7 @@ class Life:
         self.services = services
         self.rows = Rows(services.db)
         self._known: dict[str, Row] = {}
+        self._keyed: dict[tuple[Scope, str], asyncio.Task[tuple[Session, Row]]] = {}
         self._changed = asyncio.Event()
         self._working: dict[str, asyncio.Task[None]] = {}
         self._loop: asyncio.Task[None] | None = None
@@ -66,6 +68,33 @@ class Life:
     # making and finding
 
     async def create(
+        self, scope: Scope, new: NewSandbox, timeout: float, policy: dict[str, Any], key: str | None = None
+    ) -> tuple[Session, Row]:
+        """With a key that a create has had before, and whose sandbox lives: that one."""
+        if key is None:
+            return await self._create(scope, new, timeout, policy)
+        known = self._keyed.get((scope, key))
+        if known is not None and not await self._lives(known) and self._keyed.get((scope, key)) is known:
+            del self._keyed[scope, key]
+        if (scope, key) not in self._keyed:
+            self._keyed[scope, key] = asyncio.create_task(self._create(scope, new, timeout, policy))
+        making = self._keyed[scope, key]
+        while len(self._keyed) > _KEYS:
+            del self._keyed[next(iter(self._keyed))]
+        return await asyncio.shield(making)
+
+    async def _lives(self, making: asyncio.Task[tuple[Session, Row]]) -> bool:
+        if not making.done():
+            return True
+        if making.cancelled() or making.exception() is not None:
+            return False
+        try:
+            await self.find(None, making.result()[0].id)
+        except SandboxNotFound:
+            return False
+        return True
+
+    async def _create(
         self, scope: Scope, new: NewSandbox, timeout: float, policy: dict[str, Any]
     ) -> tuple[Session, Row]:
         session = await self.services.create(scope, new)

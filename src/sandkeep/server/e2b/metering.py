@@ -1,4 +1,4 @@
-"""Figures of a sandbox as E2B tells them: taken when asked for, each with the processor's share since the one before."""
+"""Figures of a sandbox as E2B tells them: taken when asked for, each with the share of its processors since the one before."""
 
 from __future__ import annotations
 
@@ -39,6 +39,14 @@ class Meter:
             one for one in kept if (start or 0) <= one["timestampUnix"] and (end is None or one["timestampUnix"] <= end)
         ]
 
+    async def now(self, session: Session) -> dict[str, Any]:
+        """The figures of now in envd's words."""
+        told = (await self.read(session, None, None))[-1]
+        return {
+            "ts": told["timestampUnix"], "cpu_count": told["cpuCount"], "cpu_used_pct": told["cpuUsedPct"], "mem_total": told["memTotal"],
+            "mem_used": told["memUsed"], "mem_cache": told["memCache"], "disk_used": told["diskUsed"], "disk_total": told["diskTotal"],
+        }  # fmt: skip
+
     def forget(self, id: str) -> None:
         self._kept.pop(id, None)
         self._last.pop(id, None)
@@ -48,7 +56,7 @@ class Meter:
         at = time.time()
         before, spent = self._last.get(session.id, (session.created, 0.0))
         self._last[session.id] = (at, used["cpu_seconds"])
-        share = max(0.0, used["cpu_seconds"] - spent) / max(at - before, 0.001) * 100
+        share = max(0.0, used["cpu_seconds"] - spent) / max(at - before, 0.001) / cpus_of(session) * 100
         own = int(used["pss_bytes"])
         return {
             "timestamp": stamp(at), "timestampUnix": int(at), "cpuCount": cpus_of(session), "cpuUsedPct": round(share, 2),

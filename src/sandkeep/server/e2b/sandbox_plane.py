@@ -17,6 +17,7 @@ from sandkeep.server.e2b.box import Box, Houses, asked_user, open_box
 from sandkeep.server.e2b.errors import E2BRoute, RpcError, known, rpc_error
 from sandkeep.server.e2b.files import check_expiration, download, signed_with, upload
 from sandkeep.server.e2b.life import Gone, Life
+from sandkeep.server.e2b.metering import Meter
 from sandkeep.server.e2b.rpc import END, Stream, deadline_of, failure, frame, frames, keep_alive_of, parsed
 from sandkeep.server.e2b.watching import Watchers
 from sandkeep.sessions import Key
@@ -76,6 +77,14 @@ async def envs(request: Request, id: str) -> Response:
     await admit(request, id)
     box = await box_of(request, id)
     return JSONResponse((await box.link.call("env_get"))["env"])
+
+
+@router.get("/envd/{id}/metrics")
+async def metrics(request: Request, id: str) -> Response:
+    await admit(request, id)
+    await box_of(request, id)
+    meter: Meter = request.app.state.e2b_meter
+    return JSONResponse(await meter.now((await life_of(request).find(None, id))[0]))
 
 
 @router.get("/envd/{id}/files")
