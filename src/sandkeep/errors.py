@@ -26,6 +26,7 @@ SandkeepError
 ├── FloorNotReached        FLOOR_NOT_REACHED       a restore would give less than was required
 ├── StateConflict          STATE_CONFLICT          somebody else holds or moved it
 ├── Denied                 DENIED                  no key, a wrong key, or a key without the right to it
+│   └── EgressDenied       EGRESS_DENIED           a sandbox may not connect there
 ├── SandboxElsewhere       SANDBOX_ELSEWHERE       it runs on another host; details say which
 │   └── HostGone           HOST_GONE               and that host has stopped answering
 ├── DatabaseFailed         DATABASE_FAILED         the sessions' database said no
@@ -177,6 +178,10 @@ class StateConflict(SandkeepError):
 
 class Denied(SandkeepError):
     code = "DENIED"
+
+
+class EgressDenied(Denied):
+    code = "EGRESS_DENIED"
 
 
 class SandboxElsewhere(SandkeepError):

@@ -39,6 +39,10 @@ database_option = click.option("--database", metavar="URL", help="postgresql://â
 @click.option("--runtime", type=click.Choice(["auto", "runc", "crun", "runsc"]), help="For sandboxes that name none.")
 @click.option("--base", "bases", multiple=True, metavar="NAME=PATH", help="A root filesystem that clients may name.")
 @click.option("--allow-host-network", "host_network", is_flag=True, help="Let clients ask for network=host.")
+@click.option("--egress/--no-egress", default=True, help="Whether sandboxes may have a way out [default: they may].")
+@click.option(
+    "--egress-private", multiple=True, metavar="NETWORK", help="A private network that they may reach, as 10.1.0.0/16."
+)
 @click.option("--auto-pause", type=float, help="Seconds of idleness; 0 is never [default: 600].")
 @click.option("--sweep-interval", type=float, help="Seconds [default: 5].")
 @click.option("--drain-seconds", type=float, help="How long to put sandboxes to sleep when stopped [default: 60].")

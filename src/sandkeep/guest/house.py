@@ -128,7 +128,8 @@ def user_default(guest: Guest, conn: Connection, user: Optional[Union[str, int]]
 
 
 def ports(guest: Guest, conn: Connection) -> Dict[str, Any]:
-    return {"ok": True, "ports": proc.ports()}
+    own = {guest.egress.port} if guest.egress is not None else set()
+    return {"ok": True, "ports": sorted(set(proc.ports()) - own)}
 
 
 def usage(guest: Guest, conn: Connection) -> Dict[str, Any]:

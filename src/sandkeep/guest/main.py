@@ -20,6 +20,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List, Optional, Set, Tuple
 
+    from .egress import Egress
+    from .tunnel import Tunnel
+
 RUN = "/.sandkeep/run"
 _WAKE_POLL = 0.02
 _ACCEPT_PAUSE = 0.05
@@ -36,6 +39,8 @@ class Guest:
         self.wake_token: Optional[str] = None
         self.stopped: Set[int] = set()
         self.holders: Set[house.Hold] = set()
+        self.tunnels: Set[Tunnel] = set()
+        self.egress: Optional[Egress] = None
         self._waiting: List[Tuple[Connection, Dict[str, Any]]] = []
         self._runs = 0
         self._listener: Optional[socket.socket] = None
@@ -117,6 +122,8 @@ class Guest:
         self.session.secrets = {}
         for conn in list(self._clients):
             conn.close()
+        for tunnel in list(self.tunnels):
+            tunnel.close()
         gc.collect()  # what ended commands wrote is held in cycles only
         self._close()
         self.loop.later(_WAKE_POLL, self._wake)

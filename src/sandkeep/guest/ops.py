@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import types
 
-from . import fields, files, house, jobs, runs, tunnel
+from . import egress, fields, files, house, jobs, runs, tunnel
 from .fields import (
     REQUIRED,
     argv,
@@ -116,6 +116,8 @@ OPS: Dict[str, Tuple[Callable[..., Any], Schema]] = {
     # the house
     "ports": (house.ports, {}),
     "connect": (tunnel.connect, {"port": (integer(1, 65535), REQUIRED), "host": (text, "127.0.0.1")}),
+    "egress": (egress.hold, {"port": (integer(1, 65535), REQUIRED), "env": (environment, REQUIRED)}),
+    "egress_take": (egress.take, {"number": (integer(1, 2**62), REQUIRED)}),
     "usage": (house.usage, {}),
     "reseed": (house.reseed, {"seed": (text, REQUIRED), "hostname": (text, None), "machine_id": (text, None)}),
     "hold": (house.hold, {}),

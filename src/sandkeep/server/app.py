@@ -38,7 +38,9 @@ def create_app(settings: Settings) -> FastAPI:
             await database.call(database.open)
             services = Services(settings, database)
             app.state.services, app.state.auditor, app.state.figures = services, Auditor(database), figures
+            services.egress.counted = figures.connected
             await services.sweeper.start()
+            await services.egress.start()
             tidying = [asyncio.create_task(one.forever()) for one in (Strays(services), services.gateway)]
             try:
                 yield
@@ -47,6 +49,7 @@ def create_app(settings: Settings) -> FastAPI:
                 for task in tidying:
                     task.cancel()
                 await asyncio.gather(*tidying, return_exceptions=True)
+                await services.egress.stop()
                 await services.sweeper.stop()
                 services.spaces.close()
         finally:

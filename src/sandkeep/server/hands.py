@@ -6,7 +6,7 @@ bound again when a sandbox wakes here, and after a restart their absence is an e
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,9 @@ class Hands:
         self.home = Home(home)
         self.spaces = spaces
         self.asked: set[str] = set()  # ids that their owner pauses, even in use
+        self.awake: Callable[[Session], Awaitable[None]] = (
+            _nothing  # told of what was made or woke, before its row says so
+        )
         self.reports: dict[str, RestoreReport] = {}  # how much came back when a sandbox last woke or was made here
         self._db = database
         self._log = Log(database)
@@ -66,6 +69,7 @@ class Hands:
         if report is not None:
             self.reports[session.id] = report
         self.hold_secrets(session.id, options.get("secrets"))
+        await self.awake(session)
 
     def _create(self, session: Session, options: dict[str, Any]) -> RestoreReport | None:
         home, store = Reserved(self.home.path, [session.id]), self.spaces.store(session.owner, session.project)
@@ -103,6 +107,7 @@ class Hands:
         missing = sorted(set(session.config.get("secrets", [])) - set(secrets))
         if missing:
             await self._db.call(self._log.event, session.id, "secrets_missing", names=missing)
+        await self.awake(session)
 
     async def _without_snapshots(self, id: str, report: RestoreReport | None) -> RestoreReport | None:
         """Snapshots are layers of the host that took them: a sandbox that comes up from its checkpoint has none, and that is said."""
@@ -175,6 +180,10 @@ class Hands:
                 return Reality("running"), True
         except NotFound:
             return None, False
+
+
+async def _nothing(_: Session) -> None:
+    return
 
 
 async def refuse_foreground(sandbox: AsyncSandbox) -> None:

@@ -25,10 +25,16 @@ class Figures:
             ("method", "route"),
             registry=self.registry,
         )
+        self.egress = Counter(
+            "sandkeep_egress_total", "Connections that sandboxes asked for.", ("verdict",), registry=self.registry
+        )
         self.sandboxes = Gauge("sandkeep_sandboxes", "Sandboxes by state.", ("state",), registry=self.registry)
         self.troubles = Gauge(
             "sandkeep_sweeper_troubles", "What the sweeper could not do in its last round.", registry=self.registry
         )
+
+    def connected(self, verdict: str) -> None:
+        self.egress.labels(verdict).inc()
 
     async def text(self, services: Services) -> bytes:
         counts: Tally[str] = await services.db.call(_count, services)

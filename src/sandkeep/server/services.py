@@ -17,6 +17,7 @@ from sandkeep.errors import BadArgument, CheckpointNotFound, Denied, SandboxElse
 from sandkeep.model import CheckpointInfo, Limits, RestoreReport, SandboxInfo, SnapshotInfo
 from sandkeep.sandbox import AsyncSandbox, lifecycle, pausing
 from sandkeep.sandbox._async.bridge import blocking
+from sandkeep.server.egress import Egress, Rules
 from sandkeep.server.gateway import Gateway
 from sandkeep.server.hands import Hands, Reserved
 from sandkeep.server.settings import Settings
@@ -47,6 +48,7 @@ class NewSandbox:
     require: Level = "files"
     auto_pause_timeout: float | None = None
     paused_expiry: float | None = None
+    egress: dict[str, Any] | None = None  # rules; none is no way out
 
 
 class Services:
@@ -60,6 +62,8 @@ class Services:
         self.sessions = self.keeper.sessions
         self.sweeper = Sweeper(self.keeper, interval=settings.sweep_interval, address=settings.address or None)
         self.keys, self.tokens, self.log = Keys(database), Tokens(database), Log(database)
+        self.egress = Egress(settings, database, self.sessions, self.hands)
+        self.hands.awake = self.egress.settle
         self._turns: dict[str, _Turn] = {}
 
     # who and what
@@ -115,6 +119,8 @@ class Services:
             "limits": limits,
             "secrets": sorted(new.secrets),
         }
+        if new.egress is not None:
+            config["egress"] = self._egress(new.egress, new.network)
         if new.from_checkpoint is not None:
             store = await blocking(self.spaces.store, scope.user, scope.place(new.project))
             found = await blocking(store.get, new.from_checkpoint)
@@ -149,6 +155,23 @@ class Services:
         given = {"auto_pause_timeout": new.auto_pause_timeout, "paused_expiry": new.paused_expiry}
         usual = {"auto_pause_timeout": self.settings.auto_pause, "paused_expiry": self.settings.paused_expiry}
         return {name: usual[name] if value is None else value for name, value in given.items()}
+
+    def _egress(self, told: dict[str, Any], network: str) -> dict[str, Any]:
+        rules = Rules.of(told)
+        if not self.settings.egress:
+            raise Denied("this server gives no sandbox a way out", "leave egress out, or ask the server's operator")
+        if network == "host":
+            raise BadArgument("egress rules don't hold on the host's network", "leave network or egress out")
+        return rules.as_dict()
+
+    async def set_egress(self, scope: Scope | None, id: str, told: dict[str, Any] | None) -> Session:
+        """Other rules, or none: no way out. They hold for the next connection; what they refuse is cut."""
+        session = await self.get(scope, id)
+        rules = None if told is None else self._egress(told, session.config.get("network", "none"))
+        changed = await self.db.call(self.sessions.update, id, config={**session.config, "egress": rules})
+        if changed.state is SessionState.RUNNING and changed.host == self.keeper.host:
+            await self.egress.settle(changed)
+        return changed
 
     async def update(self, scope: Scope, id: str, **changes: Any) -> Session:
         await self.get(scope, id)
@@ -204,6 +227,7 @@ class Services:
                 if isinstance(outcome, SandkeepError):
                     raise outcome
                 self.hands.hold_secrets(session.id, held)
+                await self.egress.settle(session)
 
             async def one(child: str) -> Session | SandkeepError:
                 try:
@@ -258,7 +282,9 @@ class Services:
         self, scope: Scope, id: str, to: str, *, keep: bool = False, require: Level = "files"
     ) -> RestoreReport:
         async with self.use(scope, id) as sandbox, self._turn(id):
-            return await sandbox.restore(to, keep=keep, require=require)
+            report = await sandbox.restore(to, keep=keep, require=require)
+            await self.egress.settle(await self.get(scope, id), again=True)
+            return report
 
     async def checkpoint(self, scope: Scope | None, id: str, /, **words: Any) -> CheckpointInfo:
         check_json(words.get("metadata") or {}, "metadata")

@@ -25,6 +25,10 @@ class Settings:
     runtime: str = "auto"
     bases: dict[str, str] = field(default_factory=dict)  # name → folder or tar; "host" is always there
     host_network: bool = False  # whether clients may ask for network="host"
+    egress: bool = True  # whether sandboxes may have a way out, by rules
+    egress_private: tuple[
+        str, ...
+    ] = ()  # networks that are not the internet's and may be reached that way all the same
     auto_pause: float = AUTO_PAUSE
     paused_expiry: float = PAUSED_EXPIRY
     sweep_interval: float = 5.0

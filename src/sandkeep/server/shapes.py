@@ -27,6 +27,13 @@ class LimitsBody(Body):
     disk: int | str | None = None
 
 
+class EgressBody(Body):
+    """What may be reached: host names, `*.` and a name, addresses, networks. `0.0.0.0/0` is everything."""
+
+    allow: list[str] = Field(default_factory=list, description="Wins over deny. Alone: only these.")
+    deny: list[str] = Field(default_factory=list)
+
+
 class CreateBody(Body):
     base: str = "host"
     runtime: Literal["auto", "runc", "crun", "runsc"] | None = None
@@ -41,10 +48,12 @@ class CreateBody(Body):
     require: Level = "files"
     auto_pause_timeout: float | None = Field(None, description="Seconds of idleness; 0 is never.")
     paused_expiry: float | None = Field(None, description="Seconds asleep until it is removed; 0 is never.")
+    egress: EgressBody | None = Field(None, description="A way out, through a proxy. Without it there is none.")
 
     def new(self) -> NewSandbox:
-        given = {name: getattr(self, name) for name in type(self).model_fields if name != "limits"}
-        return NewSandbox(**given, limits=Limits(**self.limits.model_dump()))
+        given = {name: getattr(self, name) for name in type(self).model_fields if name not in ("limits", "egress")}
+        egress = None if self.egress is None else self.egress.model_dump()
+        return NewSandbox(**given, limits=Limits(**self.limits.model_dump()), egress=egress)
 
 
 class UpdateBody(Body):
@@ -125,7 +134,7 @@ def shown_session(session: Session) -> dict[str, Any]:
         "last_activity": session.last_activity, "auto_pause_timeout": session.auto_pause_timeout,
         "paused_expiry": session.paused_expiry, "paused_at": session.paused_at, "checkpoint": session.checkpoint, "host": session.host,
         "base": config.get("base", "host"), "runtime": config.get("runtime", "auto"), "network": config.get("network", "none"),
-        "limits": config.get("limits", {}), "forked_from": config.get("forked_from"), "last_error": session.last_error,
+        "egress": config.get("egress"), "limits": config.get("limits", {}), "forked_from": config.get("forked_from"), "last_error": session.last_error,
     }  # fmt: skip
 
 

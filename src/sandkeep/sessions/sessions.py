@@ -117,13 +117,16 @@ class Sessions:
         id: str,
         *,
         metadata: dict[str, Any] | None = None,
+        config: dict[str, Any] | None = None,
         auto_pause_timeout: float | None = None,
         paused_expiry: float | None = None,
     ) -> Session:
-        """Change the policy or the metadata; what is None stays. A longer expiry takes back a warning."""
+        """Change the policy, the metadata or the config; what is None stays. A longer expiry takes back a warning."""
         values: dict[str, Any] = {"updated": now()}
         if metadata is not None:
             values["metadata"] = check_json(metadata, "metadata")
+        if config is not None:
+            values["config"] = check_json(config, "config")
         if auto_pause_timeout is not None:
             values["auto_pause_timeout"] = check_seconds(auto_pause_timeout, "auto_pause_timeout")
         if paused_expiry is not None:

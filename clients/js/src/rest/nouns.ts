@@ -22,6 +22,13 @@ export interface NewSandbox {
   require?: Level;
   auto_pause_timeout?: number;
   paused_expiry?: number;
+  egress?: EgressRules;
+}
+
+/** Names, `*.` and a name, addresses, networks. `allow` wins over `deny`; alone it means only that; `{}` is everything. */
+export interface EgressRules {
+  allow?: string[];
+  deny?: string[];
 }
 
 export interface SandboxInfo {
@@ -39,6 +46,7 @@ export interface SandboxInfo {
   base: string;
   runtime: string;
   network: string;
+  egress: EgressRules | null;
   limits: Limits;
   forked_from: string | null;
 }

@@ -29,6 +29,7 @@ Infos = list[SandboxInfo]
 Snapshots = list[SnapshotInfo]
 Strings = list[str]
 Numbers = list[int]
+Rules = dict[str, list[str]]
 
 
 class RemoteSandbox:
@@ -61,12 +62,15 @@ class RemoteSandbox:
         project: str | None = None,
         auto_pause_timeout: float | None = None,
         paused_expiry: float | None = None,
+        egress: Rules | None = None,
     ) -> None:
+        """`egress`: a way out by rules, {"allow": […], "deny": […]}; {} is everything, None is no way out."""
         self._created = False
         self._options = {
             "base": base, "runtime": runtime, "env": env or {}, "secrets": secrets or {}, "network": network, "cwd": cwd,
             "limits": dataclasses.asdict(limits or Limits()), "metadata": metadata or {}, "from_checkpoint": from_checkpoint,
             "require": require, "project": project, "auto_pause_timeout": auto_pause_timeout, "paused_expiry": paused_expiry,
+            "egress": egress,
         }  # fmt: skip
         self.restore_report = None
         begin_now(self)
@@ -152,6 +156,10 @@ class RemoteSandbox:
 
     def set_cwd(self, path: str) -> None:
         self._link.call("session_set", cwd=path)
+
+    def set_egress(self, rules: Rules | None) -> None:
+        """Other rules for the way out, from now on; None ends it."""
+        (self._ask("DELETE", "/egress") if rules is None else self._ask("PUT", "/egress", rules))
 
     def info(self) -> SandboxInfo:
         return answers.sandbox_info(self._ask("GET", ""))

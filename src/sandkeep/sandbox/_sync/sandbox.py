@@ -61,7 +61,12 @@ class Sandbox:
         require: Level = "files",
         persistence: Persistence | None = None,
         home: str | Path | None = None,
+        egress: Any = None,
     ) -> None:
+        if egress is not None:
+            raise Unsupported(
+                "egress by rules needs a server, which stands outside", "use sandkeep.connect(…), or network='host'"
+            )
         self._home = Home(home)
         self._machine: Machine | None = None
         self._require = require

@@ -21,6 +21,7 @@ from sandkeep.server.e2b.forms import stamp
 from sandkeep.server.e2b.life import Gone, Life
 from sandkeep.server.e2b.metering import Meter, cpus_of, memory_of
 from sandkeep.server.e2b.rows import Row
+from sandkeep.server.egress import ALL, Rules
 from sandkeep.server.services import NewSandbox
 from sandkeep.sessions import Scope, Session, SessionState
 from sandkeep.sessions.records import make_cursor, read_cursor
@@ -103,7 +104,8 @@ async def create(caller: Scope, request: Request, body: CreateBody, timeout: int
     if body.volumeMounts:
         raise BadArgument("there are no volumes here", "keep files in the sandbox: they last, also while it sleeps")
     begin = await templates.source(life.services, caller, body.templateID)
-    new = NewSandbox(env=body.envVars or {}, metadata=body.metadata or {}, limits=Limits(), **begin)
+    egress = network_rules(body.allow_internet_access, body.network or {}) if life.services.settings.egress else None
+    new = NewSandbox(env=body.envVars or {}, metadata=body.metadata or {}, limits=Limits(), egress=egress, **begin)
     seconds = timeout if body.timeout is None else body.timeout
     key = request.headers.get("idempotency-key")
     session, row = await life.create(caller, new, seconds, policy, key)
@@ -121,6 +123,21 @@ def policy_of(body: CreateBody) -> dict[str, Any]:
         "template": body.templateID, "on_timeout": "pause" if body.autoPause else "kill", "keep_memory": memory,
         "auto_resume": resume, "secure": body.secure, "network": network,
     }  # fmt: skip
+
+
+def network_rules(internet: bool | None, network: dict[str, Any]) -> dict[str, Any] | None:
+    """E2B's words for what may be reached. Without internet access it is what is allowed, and without that nothing."""
+    if network.get("egressProxy") or any(map(any, (network.get("rules") or {}).values())):
+        raise BadArgument("there are no egress proxies and no header rules here", "leave egressProxy and rules out")
+    allow, deny = network.get("allowOut") or [], network.get("denyOut") or []
+    if internet is False:
+        deny = [*deny, ALL]
+    rules = Rules.of({"allow": allow, "deny": deny})
+    if rules.denied_names:
+        raise BadArgument(
+            "denyOut takes addresses and networks only", "deny 0.0.0.0/0 and name in allowOut what may be"
+        )
+    return None if internet is False and not allow else rules.as_dict()
 
 
 @router.get("/v2/sandboxes")
@@ -181,7 +198,8 @@ async def info(caller: Caller, request: Request, id: str) -> dict[str, Any]:
     session, row = await life_of(request).find(caller, id)
     policy = row.policy
     told = {
-        **shown(request, session, row), "domain": domain_of(request), "allowInternetAccess": False, "network": policy["network"],
+        **shown(request, session, row), "domain": domain_of(request), "network": policy["network"],
+        "allowInternetAccess": ALL not in (session.config.get("egress") or {"deny": [ALL]})["deny"],
         "lifecycle": {"autoResume": policy["auto_resume"], "onTimeout": policy["on_timeout"]},
     }  # fmt: skip
     if policy["secure"]:
@@ -297,7 +315,9 @@ async def metrics(
 @router.put("/sandboxes/{id}/network")
 async def network(caller: Caller, request: Request, id: str, body: dict[str, Any]) -> Response:
     life = life_of(request)
-    _, row = await life.find(caller, id)
+    session, row = await life.find(caller, id)
+    if life.services.settings.egress and session.config.get("network", "none") == "none":
+        await life.services.set_egress(caller, id, network_rules(body.get("allow_internet_access"), body))
     kept = {name: row.policy["network"][name] for name in ("allowPublicTraffic",) if name in row.policy["network"]}
     await life.call(life.rows.set_policy, id, {**row.policy, "network": {**body, **kept}})
     return Response(status_code=204)

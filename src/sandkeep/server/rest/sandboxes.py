@@ -14,6 +14,7 @@ from sandkeep.server.services import Services
 from sandkeep.server.shapes import (
     CheckpointBody,
     CreateBody,
+    EgressBody,
     ForkBody,
     RestoreBody,
     ResumeBody,
@@ -74,6 +75,18 @@ async def update(caller: Caller, services: Use, id: str, body: UpdateBody) -> di
 async def kill(caller: Caller, services: Use, id: str) -> Response:
     await services.kill(caller, id)
     return Response(status_code=204)
+
+
+@router.put("/{id}/egress")
+async def set_egress(caller: Caller, services: Use, id: str, body: EgressBody) -> dict[str, Any]:
+    """All rules become these, for every connection from now on; open ones that they refuse are cut."""
+    return dict(shown(await services.set_egress(caller, id, body.model_dump())))
+
+
+@router.delete("/{id}/egress")
+async def end_egress(caller: Caller, services: Use, id: str) -> dict[str, Any]:
+    """No way out."""
+    return dict(shown(await services.set_egress(caller, id, None)))
 
 
 @router.post("/{id}/pause")

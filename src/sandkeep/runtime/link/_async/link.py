@@ -46,7 +46,11 @@ class AsyncLink:
 
     async def tunnel(self, port: int, host: str = "127.0.0.1") -> tuple[AsyncWire, bytes]:
         """A raw connection to a TCP port inside, and what it has said already."""
-        exchange = self.stream("connect", {"port": port, "host": host})
+        return await self.raw("connect", port=port, host=host)
+
+    async def raw(self, op: str, **fields: Any) -> tuple[AsyncWire, bytes]:
+        """A request after whose answer the connection is raw bytes, and those that have come already."""
+        exchange = self.stream(op, fields)
         await exchange.__aenter__()
         async for _ in exchange:
             pass

@@ -47,7 +47,11 @@ class Link:
 
     def tunnel(self, port: int, host: str = "127.0.0.1") -> tuple[Wire, bytes]:
         """A raw connection to a TCP port inside, and what it has said already."""
-        exchange = self.stream("connect", {"port": port, "host": host})
+        return self.raw("connect", port=port, host=host)
+
+    def raw(self, op: str, **fields: Any) -> tuple[Wire, bytes]:
+        """A request after whose answer the connection is raw bytes, and those that have come already."""
+        exchange = self.stream(op, fields)
         exchange.__enter__()
         for _ in exchange:
             pass
