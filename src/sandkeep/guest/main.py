@@ -14,6 +14,7 @@ from . import files, house, jobs, ops, proc, spawn
 from .loop import READ, Loop
 from .processes import Table
 from .session import Session
+from .starting import Spare
 from .wire import Connection
 
 TYPE_CHECKING = False
@@ -35,6 +36,8 @@ class Guest:
         self.loop = Loop()
         self.session = Session()
         self.table = Table(self.loop)
+        self.spare = Spare(self)
+        self.table.on_other = self.spare.reaped
         self.boot = os.urandom(16).hex()
         self.wake_token: Optional[str] = None
         self.stopped: Set[int] = set()
@@ -102,6 +105,11 @@ class Guest:
                     ops.serve(self, conn, request)
                     conn.pause(False)
 
+    @property
+    def still(self) -> bool:
+        """Nothing may be started now."""
+        return bool(self.holders or self.stopped) or self._listener is None
+
     def file_tasks(self) -> bool:
         return any(isinstance(conn.task, (files.Read, files.Write, jobs.Job)) for conn in self._clients)
 
@@ -118,6 +126,7 @@ class Guest:
     def sleep(self) -> None:
         if self._listener is None:
             return
+        self.spare.drop()
         self.session.clean()
         self.session.secrets = {}
         for conn in list(self._clients):

@@ -73,7 +73,7 @@ OPS: Dict[str, Tuple[Callable[..., Any], Schema]] = {
         **_START, "code": (text, REQUIRED), "stdin": (flag, False), "record": (flag, True), "background": (flag, False),
         "max_output": (_SIZE, None)}),
     "start": (runs.start, {
-        **_START, "argv": (argv, None), "code": (text, None), "stdin": (flag, True), "follow": (flag, False), "pty": (flag, False),
+        **_START, "argv": (argv, None), "code": (text, None), "session": (flag, True), "stdin": (flag, True), "follow": (flag, False), "pty": (flag, False),
         "cols": (_CELLS, 80), "rows": (_CELLS, 24)}),
     "attach": (runs.attach, {"pid": (_PID, REQUIRED), "positions": (positions, None)}),
     "wait": (runs.wait, {"pid": (_PID, REQUIRED), "timeout": (_SECONDS, None)}),
@@ -132,6 +132,11 @@ HELD = frozenset(
     "file_chmod file_chown file_symlink file_read file_watch connect".split()
 )
 
+# What must be alone here, or changes what a shell begins with: no shell is kept waiting over it.
+ALONE = frozenset(
+    "kill_all stop_all env_set env_unset session_set secrets_set user_default reseed hold sleep shutdown".split()
+)
+
 
 def serve(guest: Guest, conn: Connection, request: Dict[str, Any]) -> None:
     """Answer one request, or set the task that will."""
@@ -148,4 +153,7 @@ def _handle(guest: Guest, conn: Connection, op: Any, request: Dict[str, Any]) ->
     if not isinstance(op, str) or op not in OPS:
         raise Problem(BAD_ARGUMENT, "there is no request {!r}".format(op))
     handler, schema = OPS[op]
-    return handler(guest, conn, **fields.take(schema, request))
+    taken = fields.take(schema, request)
+    if op in ALONE:
+        guest.spare.drop()
+    return handler(guest, conn, **taken)

@@ -206,6 +206,7 @@ class Process:
 class Table:
     def __init__(self, loop: Loop) -> None:
         self._processes: Dict[int, Process] = {}
+        self.on_other: Callable[[int], None] = lambda pid: None
         loop.on_child(self.reap)
 
     def add(self, process: Process) -> None:
@@ -240,6 +241,8 @@ class Table:
             process = self._processes.get(pid)
             if process is not None and process.status is None:
                 process.ended(status)
+            else:
+                self.on_other(pid)
 
     def _trim(self) -> None:
         done = [process for process in self._processes.values() if process.settled and not process.followers]

@@ -1,7 +1,8 @@
 """A shell session as text: the script that restores it in a fresh shell, and the reading of what that shell became.
 
-Every foreground call is a shell of its own. It reads a script from a memory file (descriptor BLOB), and when it ends it
-writes its variables, functions, aliases, options and folder behind that script. Nothing goes through argv or the disk.
+Every foreground call is a shell of its own. It waits for a line at its gate (descriptor GATE), reads a script from a memory
+file (BLOB), and when it ends it writes its variables, functions, aliases, options and folder behind that script. Nothing
+goes through argv or the disk.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 
-from .spawn import BLOB, HISTORY
+from .spawn import BLOB, GATE, HISTORY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -66,10 +67,11 @@ _SH_SAVE = (
     """{ [ -n "${__sk_done-}" ] || { __sk_done=1; set; printf "\\0"; export -p; printf "\\0"; alias; printf "\\0"; """
     """printf "umask %s\\0%s\\0end" "$(umask)" "$PWD"; }; } 2>/dev/null >>/proc/self/fd/""" + str(BLOB)
 )
-_READ = 'IFS= read -rd "" {} <&{};'
 # All on one line, so that the code's first line is line 1 in the shell's messages.
-_START = _READ.format("__sk", BLOB) + _READ.format("__sk_code", BLOB)
-_START += 'eval "$__sk";builtin eval "$__sk_code";{ builtin eval "$__sk_end";} 2>/dev/null;exit $1'
+_START = (
+    'read -ru{gate} __sk;exec {gate}<&-;IFS= read -rd "" -u{blob} __sk;IFS= read -rd "" -u{blob} __sk_code;'
+    'eval "$__sk";builtin eval "$__sk_code";{{ builtin eval "$__sk_end";}} 2>/dev/null;exit $1'
+).format(blob=BLOB, gate=GATE)
 _SH_START = ". /proc/self/fd/{}".format(BLOB)
 
 
@@ -105,21 +107,25 @@ class Shell:
     def argv(self) -> List[str]:
         return [self.program, "-c", _START if self.bash else _SH_START]
 
-    def script(self, state: State, code: str, save: bool) -> bytes:
-        """What the fresh shell reads: how to be the session, then the code."""
+    def script(self, state: Optional[State], code: str, save: bool) -> bytes:
+        """What the fresh shell reads: how to be the session, if there is one, then the code."""
         save_text = (_BASH_SAVE if self.bash else _SH_SAVE) if save else ":"
         end = "set -- $?; {}; set +vx".format(save_text)
         parts = []
         if self.bash:
-            parts.append("unset __sk; __sk_set=$SHELLOPTS __sk_shopt=$BASHOPTS __sk_end={}\n".format(quote(end)))
+            parts.append(
+                "unset __sk; SECONDS=0 __sk_set=$SHELLOPTS __sk_shopt=$BASHOPTS __sk_end={}\n".format(quote(end))
+            )
         if save:
             parts.append("trap {} EXIT\n".format(quote(save_text)))
-        quiet, loud = state.options, ""
-        for line in _LOUD:
-            if line + "\n" in quiet:
-                quiet = quiet.replace(line + "\n", "")
-                loud += line + ";"
-        parts += [_HISTORY, *state.variables.values(), state.functions, state.aliases, quiet]
+        loud = ""
+        if state is not None:
+            quiet = state.options
+            for line in _LOUD:
+                if line + "\n" in quiet:
+                    quiet = quiet.replace(line + "\n", "")
+                    loud += line + ";"
+            parts += [_HISTORY, *state.variables.values(), state.functions, state.aliases, quiet]
         if self.bash:
             parts += ["\0", loud, code, "\0"]
         else:

@@ -15,15 +15,13 @@ if TYPE_CHECKING:
 
     from .people import Person
 
-BLOB, HISTORY = (
-    251,
-    252,
-)  # descriptors of a shell session inside the child; reserved here so that no other lands on them
+# Descriptors of a shell session inside the child; reserved here so that no other lands on them.
+BLOB, HISTORY, GATE = 251, 252, 253
 
 
 def reserve() -> None:
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-    for fd in (BLOB, HISTORY):
+    for fd in (BLOB, HISTORY, GATE):
         os.dup2(null, fd, inheritable=False)
     os.close(null)
 

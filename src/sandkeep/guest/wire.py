@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .loop import Loop
 
 HIGH = 256 << 10
+_CHUNK = 64 << 10  # above 128 KiB every buffer is a mapping of its own, and slow
 _SOON = 0.005
 
 
@@ -127,7 +128,7 @@ class Connection:
 
     def _read(self) -> None:
         try:
-            data = self.sock.recv(HIGH)
+            data = self.sock.recv(_CHUNK)
         except BlockingIOError:
             return
         except OSError:

@@ -50,12 +50,15 @@ def become(
     secrets = machine.secrets() if alive else {}
     why = ""
     if alive and engine.can_rotate:
-        machine.link.call("kill_all")
-        machine.make_top(new)
-        engine.rotate(machine.plan(record, stack, new))
-        step("restore: mounted")
-        settle(machine, record, stack, new)
-        machine.link.call("session_set", **guests_part(session))
+        with machine.link.stream("hold") as held:  # a call that comes meanwhile waits, and finds what was restored
+            held.first_json()
+            machine.link.call("kill_all")
+            machine.make_top(new)
+            engine.rotate(machine.plan(record, stack, new))
+            step("restore: mounted")
+            record.state, record.paused = State.RUNNING, None
+            settle(machine, record, stack, new)
+            machine.link.call("session_set", **guests_part(session))
     else:
         machine.stop(record)
         step("restore: stopped")
@@ -67,8 +70,8 @@ def become(
             raise
         if why or not image:
             machine.start(record, guests_part(session), secrets)
+        awake(machine, record)
     step("restore: running")
-    awake(machine, record)
     BoundState(machine.folder / "workflow.json").replace(session.get("workflow") or {})
     machine.link.call("reseed", seed=fresh_seed())
     journal.done(machine.folder)

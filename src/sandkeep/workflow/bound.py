@@ -55,7 +55,8 @@ class BoundState:
         """All variables become these, even if the file was corrupt."""
         state = WorkflowState(variables)
         with self._alone():
-            self._write(state)
+            if not self._has(state):
+                self._write(state)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -75,6 +76,15 @@ class BoundState:
         except Corrupt as error:
             raise Corrupt(error.message, "restore the sandbox from a snapshot or checkpoint") from error
 
+    def _has(self, state: WorkflowState) -> bool:
+        try:
+            return files.read_file(self.path) == _sealed(state)
+        except FileNotFoundError:
+            return not state.live()
+
     def _write(self, state: WorkflowState) -> None:
-        data = files.seal({"variables": state.live()})
-        files.write_whole(self.path, data, self.path.with_name(f".{self.path.name}.tmp"))
+        files.write_whole(self.path, _sealed(state), self.path.with_name(f".{self.path.name}.tmp"))
+
+
+def _sealed(state: WorkflowState) -> bytes:
+    return files.seal({"variables": state.live()})

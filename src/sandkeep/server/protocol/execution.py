@@ -155,12 +155,13 @@ class Execution:
             self._end(str(error))
 
     async def _asked(self, sandbox: AsyncSandbox, language: str, code: str) -> dict[str, Any]:
+        how = {"cwd": "/", "user": "root", "tag": TAG, "follow": True}
+        if language != "python":
+            return {"code": code, "session": False, **how}
         if len(code.encode("utf-8", "replace")) > _ARGUMENT:
             self._file = f"/tmp/.code-{secrets.token_hex(8)}"
             await sandbox.files.write(self._file, code)
-        program = ["python3", "-u"] if language == "python" else ["bash"]
-        argv = [*program, *(["-c", code] if self._file is None else [self._file])]
-        return {"argv": argv, "cwd": "/", "user": "root", "tag": TAG, "follow": True}
+        return {"argv": ["python3", "-u", *(["-c", code] if self._file is None else [self._file])], **how}
 
     async def _follow(self, sandbox: AsyncSandbox, op: str, fields: dict[str, Any]) -> None:
         async with sandbox._link.stream(op, fields, timeout=None) as events:
