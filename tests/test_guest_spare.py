@@ -13,6 +13,7 @@ import pytest
 from conftest import Make
 from guest_box import Box, children, gone, guest, until
 from sandkeep import Limits
+from sandkeep.model import WORKSPACE
 
 
 @pytest.fixture
@@ -182,3 +183,17 @@ def test_a_bound_on_processes_is_the_same_with_it(make: Make) -> None:
         for _ in range(3):
             sb.commands.run("true")
         assert sb.commands.run(f"python3 -c '{fill}'").stdout == first
+
+
+@pytest.mark.parametrize("runtime", ["runc", "crun"])
+def test_a_sandbox_with_one_is_saved_and_restored_as_if_it_had_none(make: Make, runtime: str) -> None:
+    with make(runtime=runtime) as sb:
+        for number in range(4):
+            sb.commands.run(f"echo {number} > file")
+        saved = sb.snapshot()
+        assert saved.how == "rotated"
+        for _ in range(4):
+            sb.commands.run("mkdir -p d; cd d; echo lost > ../file")
+        report = sb.restore(saved)
+        assert (report.lost, report.why) == ([], "")
+        assert sb.commands.run("pwd -P; cat file; ls").stdout == f"{WORKSPACE}\n3\nfile\n"

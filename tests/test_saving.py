@@ -50,6 +50,31 @@ def test_restore_is_exact_and_can_be_repeated(make: Make, busy: bool) -> None:
     )
 
 
+def test_calls_that_come_during_a_restore_find_what_was_restored(sb: Sandbox, home: Path) -> None:
+    sb.commands.run("echo old > file")
+    saved = sb.snapshot()
+    over, told = threading.Event(), list[str]()
+
+    def ask() -> None:
+        other = Sandbox.attach(sb.id, home=home)
+        while not over.is_set():
+            result = other.commands.run("cat file && echo more >> file")
+            if result.exit_code == 0:  # the restore ends what runs
+                told.append(result.stdout.partition("more")[0])
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        for _ in range(4):
+            sb.restore(saved)
+    finally:
+        over.set()
+        asking.join()
+    assert set(told) <= {"old\n"}
+    sb.restore(saved)
+    assert sb.commands.run("cat file").stdout == "old\n"
+
+
 def test_what_a_running_writer_does_after_the_snapshot_is_not_in_it(sb: Sandbox) -> None:
     sb.commands.run("exec 3>log; while :; do echo line >&3; done", background=True)
 
