@@ -111,7 +111,7 @@ async def sleeping(report: Report, server: Serving, rounds: int) -> None:
             talk = Talk(socket)
             await talk.send(idle_timeout=0, enable_checkpoint=True)
             known = await talk.until("RUNNING")
-            hand.append(await asyncio.to_thread(by_hand, server.home, _library_id(server.home)))
+            hand.append(await asyncio.to_thread(by_hand, server.home.parent / "peer"))
             begun = time.perf_counter()
             await talk.send(action="checkpoint")
             await talk.until("CHECKPOINTED")
@@ -125,13 +125,9 @@ async def sleeping(report: Report, server: Serving, rounds: int) -> None:
             loads.append((time.perf_counter() - begun) * 1000)
             await talk.send(action="kill_sandbox")
             await talk.until("KILLED")
-    save, load_ = (statistics.median(one[at] for one in hand) for at in (0, 1))
+    save, load_ = statistics.median(one.save + one.delete for one in hand), statistics.median(one.load for one in hand)
     report.add("checkpoint over WebSocket", statistics.median(saves), save, "runsc checkpoint + delete", 2)
     report.add("attach over WebSocket", statistics.median(loads), load_, "runsc restore", 1.5)
-
-
-def _library_id(home: Path) -> str:
-    return Home(home).ids()[-1]
 
 
 async def load(report: Report, server: Serving, sizes: tuple[int, ...]) -> None:

@@ -47,9 +47,9 @@ class Faulty:
             self.dead = True
             raise Crash
 
-    def put(self, name: str, data: bytes | bytearray | memoryview) -> None:
+    def put(self, name: str, *data: bytes | bytearray | memoryview, soon: bool = True) -> None:
         found = self._before("put", name)
-        self.inner.put(name, data)
+        self.inner.put(name, *data, soon=soon)
         self._after(found, "put", name)
 
     def get(self, name: str, offset: int = 0, length: int | None = None) -> bytes:

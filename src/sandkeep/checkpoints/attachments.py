@@ -7,11 +7,14 @@ named by their offsets: an ordinary tree for whoever verifies, copies or collect
 
 from __future__ import annotations
 
+import mmap
 import os
 import stat
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import Future
 from functools import partial
+from itertools import chain, pairwise
 from pathlib import Path
 
 from sandkeep.checkpoints import nodes
@@ -22,12 +25,13 @@ from sandkeep.store.repository import Repository
 from sandkeep.store.writer import Writer
 
 PAGE = 4096
-_CUT = 8 - 1  # one page in eight ends a piece: 32 KiB on average, CHUNK at most
-_WINDOW = 8 << 20
+_LOOK = 256  # bytes of a page that say whether a piece ends there
+_CUT = 8 - 1  # one page in eight does: pieces of 32 KiB on average, CHUNK at most
+_BLOCK = 1 << 20
 
 
 def attach(writer: Writer, folder: Path) -> Entry:
-    """Store a folder that holds nothing but files."""
+    """Store a folder that holds nothing but files. They must not change until the writer is done."""
     add_node = partial(writer.add, meta=True)
     found = []
     with os.scandir(folder) as listing:
@@ -35,10 +39,14 @@ def attach(writer: Writer, folder: Path) -> Entry:
             state = item.stat(follow_symlinks=False)
             if not stat.S_ISREG(state.st_mode):
                 raise BadArgument(f"{item.path} is not a plain file", "attach folders of plain files")
-            with open(item.path, "rb", buffering=0) as file:
-                pieces = [_piece(writer, offset, data) for offset, data in _cut(file.fileno())]
+            pieces = _pieces(writer, _map(item.path)) if state.st_size else []
             found.append(_folder(os.fsencode(item.name), state, nodes.store(pieces, add_node)))
     return _folder(b"", os.stat(folder), nodes.store(found, add_node))
+
+
+def _map(path: str) -> memoryview:
+    with open(path, "rb", buffering=0) as file:
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def _folder(name: bytes, state: os.stat_result, node: nodes.Node) -> Entry:
@@ -48,25 +56,48 @@ def _folder(name: bytes, state: os.stat_result, node: nodes.Node) -> Entry:
     )
 
 
-def _piece(writer: Writer, offset: int, data: bytes) -> Entry:
-    held = data if len(data) <= INLINE else HOLE if is_zeros(data) else writer.add(data)
-    return Entry(b"%016x" % offset, FILE, 0o600, size=len(data), data=held)
+def _pieces(writer: Writer, data: memoryview) -> list[Entry]:
+    """Neighbours go to the writer together; what is short or zeros goes into the entry itself."""
+    spans: list[tuple[int, int]] = []
+    held: list[bytes | Future[list[bytes]]] = []  # of each span; a future stands for a run of them
+    start, ends = 0, list[int]()
+
+    def hand_over() -> None:
+        nonlocal ends
+        if ends:
+            held.append(writer.add_pieces(data[start : start + ends[-1]], ends))
+            ends = []
+
+    for begin, end in pairwise(chain([0], _cuts(data))):
+        spans.append((begin, end))
+        piece = data[begin:end]
+        if end - begin <= INLINE or is_zeros(piece):
+            hand_over()
+            held.append(bytes(piece) if end - begin <= INLINE else HOLE)
+            continue
+        if not ends:
+            start = begin
+        ends.append(end - start)
+        if end - start >= _BLOCK:
+            hand_over()
+    hand_over()
+    ids = chain.from_iterable([one] if isinstance(one, bytes) else one.result() for one in held)
+    return [
+        Entry(b"%016x" % begin, FILE, 0o600, size=end - begin, data=blob)
+        for (begin, end), blob in zip(spans, ids, strict=True)
+    ]
 
 
-def _cut(fd: int) -> Iterator[tuple[int, bytes]]:
-    """(offset, bytes) of the pieces of a file, in order."""
-    rest, at = b"", 0
-    while window := os.read(fd, _WINDOW):
-        data = rest + window
-        view, begin = memoryview(data), 0
-        for page in range(0, len(data) - PAGE + 1, PAGE):
-            end = page + PAGE
-            if zlib.crc32(view[page:end]) & _CUT == 0 or end - begin == CHUNK:
-                yield at + begin, data[begin:end]
-                begin = end
-        rest, at = data[begin:], at + begin
-    if rest:
-        yield at, rest
+def _cuts(data: memoryview) -> Iterator[int]:
+    """Where the pieces of a file end."""
+    begin = 0
+    for page in range(0, len(data) - PAGE + 1, PAGE):
+        end = page + PAGE
+        if zlib.crc32(data[page : page + _LOOK]) & _CUT == 1 or end - begin == CHUNK:
+            yield end
+            begin = end
+    if begin < len(data):
+        yield len(data)
 
 
 def detach(repo: Repository, root: Entry, to: Path) -> int:

@@ -14,7 +14,7 @@ _NESTED = ("user.overlay.overlay.", "trusted.overlay.overlay.")  # how an overla
 _SPARSE_FROM = 16 << 10
 
 
-def is_zeros(data: bytes) -> bool:
+def is_zeros(data: bytes | memoryview) -> bool:
     return not data[0] and data == (_ZEROS if len(data) == CHUNK else bytes(len(data)))
 
 

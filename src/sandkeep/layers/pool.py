@@ -51,6 +51,15 @@ def throw_away(path: Path, trash: Path) -> None:
     os.rename(path, trash / f"{secrets.token_hex(8)}-{path.name}")
 
 
+def remove_later(path: Path, trash: Path) -> None:
+    """Throw away what is this user's own and large: the bytes go while others work on."""
+    if path.exists():
+        trash.mkdir(parents=True, exist_ok=True)
+        gone = trash / f"{secrets.token_hex(8)}-{path.name}"
+        os.rename(path, gone)
+        detach(["rm", "-rf", "--", str(gone)])
+
+
 def empty_trash(trash: Path) -> None:
     """Remove everything thrown away. Runs with the rights that the files need."""
     if not trash.is_dir():

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from sandkeep.checkpoints import Store, unpack_attachment_here
 from sandkeep.errors import BadArgument, FloorNotReached, RuntimeFailed, SandboxDead
+from sandkeep.layers.pool import remove_later
 from sandkeep.runtime import image
 from sandkeep.runtime.driver import Driver
 from sandkeep.runtime.elevate import elevated
@@ -50,8 +50,7 @@ def folder(machine: Machine) -> Path:
 
 
 def drop(machine: Machine) -> None:
-    if folder(machine).exists():
-        shutil.rmtree(folder(machine))
+    remove_later(folder(machine), machine.home.trash)
 
 
 @contextlib.contextmanager

@@ -114,9 +114,10 @@ class Bucket:
         except BaseError as error:
             raise BadArgument(f"{self.url} can't be used: {_first(error)}") from error
 
-    def put(self, name: str, data: bytes | bytearray | memoryview) -> None:
+    def put(self, name: str, *data: bytes | bytearray | memoryview, soon: bool = True) -> None:
+        whole = data[0] if len(data) == 1 else b"".join(data)
         with self._typed("write", check_name(name), write=True):
-            obstore.put(self._for(len(data)), name, data, use_multipart=False)
+            obstore.put(self._for(len(whole)), name, whole, use_multipart=False)
 
     def get(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         check_name(name)

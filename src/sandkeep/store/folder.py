@@ -40,15 +40,15 @@ class Folder:
         self.url = str(self.root)
         self.parallel = 2
 
-    def put(self, name: str, data: bytes | bytearray | memoryview) -> None:
+    def put(self, name: str, *data: bytes | bytearray | memoryview, soon: bool = True) -> None:
         target = self.root / check_name(name)
         temp = self.root / TEMP / secrets.token_hex(12)
         with _typed(f"write {target}"):
             try:
-                self._write(temp, data)
+                self._write(temp, data, soon)
             except FileNotFoundError:
                 _make(temp.parent)
-                self._write(temp, data)
+                self._write(temp, data, soon)
             try:
                 self._place(temp, target)
             except OSError:
@@ -70,13 +70,16 @@ class Folder:
         os.rename(temp, target)
 
     @staticmethod
-    def _write(temp: Path, data: bytes | bytearray | memoryview) -> None:
+    def _write(temp: Path, data: tuple[bytes | bytearray | memoryview, ...], soon: bool) -> None:
         handle = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            rest = memoryview(data).cast("B")
-            while rest:
-                rest = rest[os.write(handle, rest) :]
+            for part in data:
+                rest = memoryview(part).cast("B")
+                while rest:
+                    rest = rest[os.write(handle, rest) :]
             os.fsync(handle)
+            if not soon:
+                os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
         except BaseException:
             os.unlink(temp)
             raise

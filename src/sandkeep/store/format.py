@@ -61,7 +61,7 @@ def sha256(data: bytes | bytearray | memoryview) -> bytes:
     return hashlib.sha256(data).digest()
 
 
-def compress(data: bytes, level: int) -> bytes:
+def compress(data: bytes | memoryview, level: int) -> bytes:
     """Compressors are reused: one for each thread and level."""
     made: dict[int, zstandard.ZstdCompressor] = _local.__dict__.setdefault("compressors", {})
     if level not in made:

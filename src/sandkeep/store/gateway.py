@@ -36,8 +36,8 @@ class Gateway:
         self._client: Any = None
         self._pid = 0
 
-    def put(self, name: str, data: bytes | bytearray | memoryview) -> None:
-        whole = bytes(data)
+    def put(self, name: str, *data: bytes | bytearray | memoryview, soon: bool = True) -> None:
+        whole = b"".join(data)
         self._ask("PUT", check_name(name), content=whole, headers={"Content-SHA256": hashlib.sha256(whole).hexdigest()})
 
     def get(self, name: str, offset: int = 0, length: int | None = None) -> bytes:

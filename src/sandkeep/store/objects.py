@@ -21,7 +21,8 @@ class Objects(Protocol):
     """Named, immutable-by-convention byte strings.
 
     - A name is made of segments of letters, digits, `.`, `_` and `-`, joined by `/`; no segment starts with a dot.
-    - `put` is whole or not at all, replaces what was there, and is durable when it returns.
+    - `put` (of one or more parts, in order) is whole or not at all, replaces what was there, and is durable when it returns.
+      Unless `soon`, it will hardly be read before long: a cache is better used for other things.
     - What `put` stored or `delete` removed shows in every later `get`, `size` and `list`, from any process.
     - `get` gives exactly what was asked: `NotFound` if there is no such object, `Corrupt` if it ends too early.
     - `list` takes a prefix that is empty or ends in `/`; names come sorted, those up to and including `after` left out.
@@ -33,7 +34,7 @@ class Objects(Protocol):
     url: str
     parallel: int  # how many requests at once pay
 
-    def put(self, name: str, data: bytes | bytearray | memoryview) -> None: ...
+    def put(self, name: str, *data: bytes | bytearray | memoryview, soon: bool = True) -> None: ...
     def get(self, name: str, offset: int = 0, length: int | None = None) -> bytes: ...
     def list(self, prefix: str, after: str = "") -> Iterator[tuple[str, int, float]]: ...
     def delete(self, names: Iterable[str]) -> None: ...

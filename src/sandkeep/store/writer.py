@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import threading
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from itertools import pairwise
 from types import TracebackType
+from typing import Any
 
 from sandkeep.errors import BadArgument, StateConflict
 from sandkeep.store.format import (
@@ -39,6 +41,7 @@ PACK_SIZE = 16 << 20
 WAITING = 12 << 20  # raw bytes between `add` and the pack
 UPLOADS = 2  # packs on their way at once
 THOROUGH = 2 << 20  # the first bytes of a writer are compressed harder: most writers have no more
+SAMPLES = 8  # pages looked at to see whether a large block is worth compressing
 
 
 class _Group:
@@ -56,7 +59,9 @@ class _Pack:
     """A pack being filled."""
 
     def __init__(self) -> None:
-        self.data = bytearray(PACK)
+        self.parts: list[bytes | memoryview] = [PACK]
+        self.size = len(PACK)
+        self.soon = True  # it may be read again soon
         self.blocks: list[Block] = []
         self.ids: list[bytes] = []
         self.lengths = array("I")
@@ -79,7 +84,7 @@ class Writer:
         self._lock = threading.Lock()  # of the pack being filled, and of the packs done
         self._pack = _Pack()
         self._done: list[PackIndex] = []
-        self._jobs: list[Future[None]] = []
+        self._jobs: list[Future[Any]] = []
         self._waiting = 0
         self._room = threading.Condition()
         self._failed: BaseException | None = None
@@ -130,6 +135,33 @@ class Writer:
             self._cut(meta)
         return blob
 
+    def add_pieces(self, data: memoryview, ends: Sequence[int]) -> Future[list[bytes]]:
+        """The ids of the pieces of `data` that end there, in order. A thread hashes them and stores those that are new as one block, all
+        without a copy where all are new: the buffer must not change until this writer is done."""
+        self._take_room(len(data))
+        job = self._compressors.submit(self._pieces, data, ends)
+        self._watch(job)
+        return job
+
+    def _pieces(self, data: memoryview, ends: Sequence[int]) -> list[bytes]:
+        with self._reported():
+            parts = [data[start:end] for start, end in pairwise([0, *ends])]
+            ids = [sha256(part) for part in parts]
+            with self._lock:
+                new = {blob: part for blob, part in zip(ids, parts, strict=True) if blob not in self._seen}
+                self._seen.update(new)
+            for blob in self._index.known(list(new), self._lease.condemned) if self._dedup else ():
+                del new[blob]
+            if new:
+                raw = data if len(new) == len(parts) else b"".join(new.values())
+                self._count(len(new), len(raw))
+                stored = compress(raw, 1) if _shrinks(raw) else raw
+                if len(stored) >= len(raw):
+                    stored = raw
+                self._fill(list(new), list(map(len, new.values())), stored, len(raw), soon=False)
+            self._give_room(len(data))
+            return ids
+
     def has(self, blob: bytes) -> bool:
         """Whether `add` of this content would store nothing."""
         return blob in self._seen or bool(self._index.known([blob], self._lease.condemned))
@@ -148,14 +180,28 @@ class Writer:
             ids, parts = [blob for blob, _ in kept], [part for _, part in kept]
             size = sum(map(len, parts))
         level = 1 if self.raw_bytes > THOROUGH else 6
-        self.new_blobs += len(ids)
-        self.raw_bytes += size
+        self._count(len(ids), size)
+        self._take_room(size)
+        self._watch(self._compressors.submit(self._compress, ids, parts, size, level))
+
+    def _count(self, blobs: int, size: int) -> None:
+        with self._lock:
+            self.new_blobs += blobs
+            self.raw_bytes += size
+
+    def _take_room(self, size: int) -> None:
         with self._room:
             while self._waiting > WAITING and not self._failed:
                 self._room.wait()
             self._check()
             self._waiting += size
-        job = self._compressors.submit(self._compress, ids, parts, size, level)
+
+    def _give_room(self, size: int) -> None:
+        with self._room:
+            self._waiting -= size
+            self._room.notify()
+
+    def _watch(self, job: Future[Any]) -> None:
         with self._lock:
             if len(self._jobs) > 256:
                 self._jobs = [job for job in self._jobs if not job.done()]
@@ -174,6 +220,7 @@ class Writer:
             with self._room:
                 self._failed = self._failed or error
                 self._room.notify_all()
+            raise
 
     def _compress(self, ids: list[bytes], parts: list[bytes], size: int, level: int) -> None:
         with self._reported():
@@ -181,21 +228,27 @@ class Writer:
             stored = compress(raw, level)
             if len(stored) >= size:
                 stored = raw
-            crc = crc32(stored)
-            full = None
-            with self._lock:
-                pack = self._pack
-                pack.blocks.append(Block(len(pack.data), len(stored), size, crc, len(ids)))
-                pack.data += stored
-                pack.ids += ids
-                pack.lengths.extend(map(len, parts))
-                if len(pack.data) >= PACK_SIZE:
-                    full, self._pack = pack, _Pack()
-            if full:
-                self._send(full)
-            with self._room:
-                self._waiting -= size
-                self._room.notify()
+            self._fill(ids, list(map(len, parts)), stored, size)
+            self._give_room(size)
+
+    def _fill(
+        self, ids: list[bytes], lengths: list[int], stored: bytes | memoryview, size: int, soon: bool = True
+    ) -> None:
+        """A block into the pack; a full pack is sent."""
+        crc = crc32(stored)
+        full = None
+        with self._lock:
+            pack = self._pack
+            pack.blocks.append(Block(pack.size, len(stored), size, crc, len(ids)))
+            pack.parts.append(stored)
+            pack.size += len(stored)
+            pack.soon = pack.soon and soon
+            pack.ids += ids
+            pack.lengths.extend(lengths)
+            if pack.size >= PACK_SIZE:
+                full, self._pack = pack, _Pack()
+        if full:
+            self._send(full)
 
     def _send(self, pack: _Pack) -> None:
         self._upload_slots.acquire()
@@ -209,12 +262,12 @@ class Writer:
                 if self._failed:
                     return
                 index = PackIndex(f"packs/{unique()}", pack.blocks, b"".join(pack.ids), pack.lengths)
-                pack.data += pack_footer(index)
+                footer = pack_footer(index)
                 self._lease.check()
-                self._objects.put(index.name, pack.data)
+                self._objects.put(index.name, *pack.parts, footer, soon=pack.soon)
                 with self._lock:
                     self._done.append(index)
-                    self.new_bytes += len(pack.data)
+                    self.new_bytes += pack.size + len(footer)
             finally:
                 self._upload_slots.release()
 
@@ -252,3 +305,10 @@ class Writer:
         if self._objects.size(full) is not None:
             raise StateConflict(f"{kind} {name} exists already", "records never change: choose a new name")
         self._lease.put(full, seal(full, data))
+
+
+def _shrinks(raw: bytes | memoryview) -> bool:
+    """Whether compressing is worth its time, by a few pages."""
+    step = max(len(raw) // SAMPLES, 4096)
+    sample = b"".join(raw[at : at + 4096] for at in range(0, len(raw), step))
+    return len(compress(sample, 1)) < len(sample) * 0.95
