@@ -296,15 +296,16 @@ def test_death_at_every_step(tmp_path: Path, kind: str) -> None:
     assert step > 30
 
 
-def start(tmp_path: Path, verb: str, seed: int, seconds: float) -> subprocess.Popen[str]:
+def start(tmp_path: Path, verb: str, seed: int, seconds: float) -> subprocess.Popen[bytes]:
     command = [sys.executable, store_work.__file__, verb, tmp_path, str(seed), str(time.time() + seconds)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # Unbuffered: what `begun` reads ahead, `communicate` would never see.
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
 
 
-def begun(job: subprocess.Popen[str]) -> None:
+def begun(job: subprocess.Popen[bytes]) -> None:
     """Returns when the process has done its first round."""
     assert job.stdout is not None
-    assert job.stdout.readline() == "begun\n", job.communicate(timeout=60)
+    assert job.stdout.readline() == b"begun\n", job.communicate(timeout=60)
 
 
 def test_many_writers_and_collectors_lose_nothing(tmp_path: Path) -> None:
@@ -318,7 +319,7 @@ def test_many_writers_and_collectors_lose_nothing(tmp_path: Path) -> None:
     for job in jobs:
         out, err = job.communicate(timeout=150)
         assert job.returncode == 0, err
-        expected.update(out.split())
+        expected.update(out.decode().split())
     with Repository.open(open_objects(tmp_path / "store"), tmp_path / "last") as repo:
         assert set(repo.list_records("t", full=True)) == expected
         assert check_all(repo) == len(expected)

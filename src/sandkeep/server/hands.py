@@ -36,7 +36,7 @@ class Hands:
     def __init__(self, home: Path, spaces: Spaces, database: Database) -> None:
         self.home = Home(home)
         self.spaces = spaces
-        self.asked: set[str] = set()  # ids that their owner pauses, even in use
+        self.asked: dict[str, bool | None] = {}  # ids that their owner pauses, even in use, and whether with memory
         self.awake: Callable[[Session], Awaitable[None]] = (
             _nothing  # told of what was made or woke, before its row says so
         )
@@ -88,7 +88,7 @@ class Hands:
         store = await blocking(self.spaces.store, session.owner, session.project)
         held = await blocking(sandbox._held.secrets)
         try:
-            checkpoint = (await sandbox.pause("paused by the server")).id
+            checkpoint = (await sandbox.pause("paused by the server", memory=self.asked.get(session.id))).id
         except SandboxPaused:
             checkpoint = await blocking(_asleep_in, sandbox._held)
         self.hold_secrets(session.id, held)

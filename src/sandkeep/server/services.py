@@ -183,14 +183,15 @@ class Services:
             await self.keeper.kill(id)
             await self.db.call(self.tokens.revoke, id)
 
-    async def pause(self, scope: Scope | None, id: str) -> Session:
+    async def pause(self, scope: Scope | None, id: str, *, memory: bool | None = None) -> Session:
+        """With its memory where that can be saved, unless `memory` says otherwise."""
         await self.get(scope, id)
         async with self._turn(id):
-            self.hands.asked.add(id)
+            self.hands.asked[id] = memory
             try:
                 return await self.keeper.pause(id)
             finally:
-                self.hands.asked.discard(id)
+                del self.hands.asked[id]
 
     async def resume(
         self, scope: Scope | None, id: str, secrets: dict[str, str] | None = None, *, fail_over: bool = False

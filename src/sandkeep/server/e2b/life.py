@@ -10,9 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from sandkeep.errors import SandboxDead, SandboxNotFound, SandkeepError, StateConflict
-from sandkeep.model import CheckpointInfo
 from sandkeep.sandbox import AsyncSandbox
-from sandkeep.sandbox._async.bridge import blocking
 from sandkeep.server.e2b.rows import LEAST_AFTER_WAKING, Row, Rows
 from sandkeep.server.services import NewSandbox, Services
 from sandkeep.sessions import Scope, Session, SessionState
@@ -30,15 +28,6 @@ class Gone(SandkeepError):
     def __init__(self, id: str) -> None:
         super().__init__("The sandbox was not found", "connect to it, or create a new one")
         self.id = id
-
-
-class FilesOnly(AsyncSandbox):
-    """One that leaves its memory behind when it is put to sleep."""
-
-    async def pause(
-        self, comment: str | None = None, *, tag: str | None = None, memory: bool | None = False
-    ) -> CheckpointInfo:
-        return await super().pause(comment, tag=tag, memory=False)
 
 
 class Life:
@@ -228,9 +217,7 @@ class Life:
             await self.call(self.rows.set_policy, id, {**row.policy, "paused_with_memory": memory})
         if not memory:
             await (await self.running_now(id))._link.call("kill_all")
-            hands = self.services.hands
-            hands._handles[id] = FilesOnly._of(await blocking(hands.machine, session))
-        await self.services.pause(scope, id)
+        await self.services.pause(scope, id, memory=None if memory else False)
 
     async def kill(self, scope: Scope | None, id: str) -> None:
         await self.find(scope, id)
