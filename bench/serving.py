@@ -17,7 +17,7 @@ import httpx
 import websockets
 
 from bench.measure import Report
-from bench.pausing import by_hand
+from bench.pausing import QUICKEST, by_hand
 from bench.server import Serving
 from sandkeep.runtime.driver import DRIVERS
 from sandkeep.sandbox.home import Home
@@ -111,7 +111,7 @@ async def sleeping(report: Report, server: Serving, rounds: int) -> None:
             talk = Talk(socket)
             await talk.send(idle_timeout=0, enable_checkpoint=True)
             known = await talk.until("RUNNING")
-            hand.append(await asyncio.to_thread(by_hand, server.home.parent / "peer"))
+            hand.append(await asyncio.to_thread(by_hand, server.home.parent / "peer", 0, QUICKEST))
             begun = time.perf_counter()
             await talk.send(action="checkpoint")
             await talk.until("CHECKPOINTED")

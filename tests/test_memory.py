@@ -166,6 +166,16 @@ def test_the_second_sleep_of_an_idle_sandbox_adds_little(box: Sandbox) -> None:
     assert second <= first / 10
 
 
+def test_an_image_that_has_changed_since_is_fetched_again(box: Sandbox) -> None:
+    box.commands.run(COUNT, background=True)
+    until(lambda: len(counted(box)) > 2, "the counter")
+    box.pause()
+    for file in (box._held.folder / "image").iterdir():
+        file.write_bytes(bytes(file.stat().st_size))
+    assert box.resume(require="memory").level == "memory"
+    goes_on(box)
+
+
 def test_a_checkpoint_with_memory_can_be_gone_back_to(box: Sandbox) -> None:
     box.commands.run(COUNT, background=True)
     until(lambda: len(counted(box)) > 2, "the counter")

@@ -49,6 +49,12 @@ def folder(machine: Machine) -> Path:
     return machine.folder / "image"
 
 
+def marks(machine: Machine) -> list[list[Any]]:
+    """What tells whether the image here is still the very one that was saved."""
+    states = [(path.name, path.stat()) for path in sorted(folder(machine).glob("*"))]
+    return [[name, state.st_size, state.st_ino, state.st_ctime_ns] for name, state in states]
+
+
 def drop(machine: Machine) -> None:
     remove_later(folder(machine), machine.home.trash)
 

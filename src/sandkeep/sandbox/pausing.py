@@ -45,16 +45,24 @@ def pause(
             step("pause: journalled")
             with memory.asleep(machine, record, engine) as facts:
                 taken, more = memory.take(machine, record, facts, layer)
+                image = memory.marks(machine)
                 info = keeping.keep(machine, record, taken, store, comment=comment, tag=tag, **more)
-                fall_asleep(machine, record, info, taken, names)
+                fall_asleep(machine, record, info, taken, names, image)
         journal.done(machine.folder)
         return info
 
 
-def fall_asleep(machine: Machine, record: Record, info: CheckpointInfo, taken: Taken, secrets: list[str]) -> None:
+def fall_asleep(
+    machine: Machine,
+    record: Record,
+    info: CheckpointInfo,
+    taken: Taken,
+    secrets: list[str],
+    image: list[list[Any]] | None = None,
+) -> None:
     """From here on it is paused; then what it used is freed."""
     record.state = State.PAUSED
-    record.paused = {"checkpoint": info.id, "boot": boot(), "secrets": secrets}
+    record.paused = {"checkpoint": info.id, "boot": boot(), "secrets": secrets, "image": image}
     record.stack, record.copied = list(taken.stack), []
     record.save(machine.folder)
     step("pause: recorded")
@@ -116,7 +124,7 @@ def _resume(machine: Machine, record: Record, secrets: dict[str, str], require: 
     ladder.check(saved, require)
     why = memory.problem(machine, record, saved)
     memory.refuse(why, require)
-    if not why and (record.paused.get("boot") != boot() or not memory.folder(machine).exists()):
+    if not why and (record.paused.get("boot") != boot() or record.paused.get("image") != memory.marks(machine)):
         memory.fetch(machine, store, saved.id)
     journal.begin(machine.folder, "resume")
     step("resume: journalled")
