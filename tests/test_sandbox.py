@@ -296,6 +296,14 @@ def test_async_has_the_same_names(home: Path) -> None:
     assert public == {name for name in dir(Sandbox) if not name.startswith("_")}
 
 
+def test_exit_codes_outlast_a_burst(sb: Sandbox) -> None:
+    first = sb.commands.run("exit 7", background=True)
+    first.wait()
+    for _ in range(220):
+        sb.commands.run("exit 1", background=True)
+    assert first.wait().exit_code == 7
+
+
 def test_ports_are_seen_and_reached(sb: Sandbox) -> None:
     sb.commands.run("mkdir -p /tmp/www; echo page > /tmp/www/index.html")
     sb.commands.run("cd /tmp/www && exec python3 -m http.server 8123", background=True)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from .streams import Input
 
 KEEP_FINISHED = 200
+KEEP_SECONDS = 30  # however many end meanwhile, up to KEEP_MOST
+KEEP_MOST = 2000
 KEEP_BYTES = 32 << 20
 _QUIET = 0.05
 _PATIENCE = 0.5
@@ -55,6 +57,7 @@ class Process:
         self.status: Optional[int] = None
         self.timed_out = False
         self.settled = False
+        self.settled_at = 0.0
         self.duration_ms = 0.0
         self.saved: Optional[bool] = None
         self.on_settled: List[Callable[[Process], None]] = []
@@ -145,6 +148,7 @@ class Process:
         if self.status is None:
             self.duration_ms = (time.monotonic() - self._clock) * 1000
         self.settled = True
+        self.settled_at = time.monotonic()
         for timer in self._timers:
             timer.cancel()
         if self.input is not None:
@@ -246,8 +250,10 @@ class Table:
 
     def _trim(self) -> None:
         done = [process for process in self._processes.values() if process.settled and not process.followers]
-        for process in done[: max(0, len(done) - KEEP_FINISHED)]:
-            self._drop(process)
+        recent = time.monotonic() - KEEP_SECONDS
+        for place, process in enumerate(done[: max(0, len(done) - KEEP_FINISHED)]):
+            if process.settled_at < recent or place < len(done) - KEEP_MOST:
+                self._drop(process)
         kept = 0
         for process in reversed(done):
             for output in process.outputs.values():
