@@ -9,8 +9,8 @@ from sandkeep.errors import Corrupt, StoreUnreachable
 from sandkeep.store.objects import Objects
 
 
-class Crash(BaseException):
-    """The process is dead: nothing after this reaches the store."""
+class Crash(SystemExit):
+    """The process is dead: nothing after this reaches the store. A thread that is told so ends without a word."""
 
 
 class Faulty:

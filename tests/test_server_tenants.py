@@ -68,6 +68,7 @@ def calls_on(ann: Estate) -> list[tuple[str, str, dict[str, object]]]:
         ("GET", f"{base}/files?path=diary", {}), ("PUT", f"{base}/files?path=diary", {"content": b"x"}),
         ("DELETE", f"{base}/files?path=diary", {}), ("GET", f"{base}/files/list?path=.", {}), ("GET", f"{base}/files/stat?path=diary", {}),
         ("POST", f"{base}/files/mkdir", {"json": {"path": "x"}}), ("POST", f"{base}/files/move", {"json": {"source": "diary", "target": "x"}}),
+        ("PUT", f"{base}/egress", {"json": {}}), ("DELETE", f"{base}/egress", {}),
         ("GET", f"{base}/ports/80/", {}), ("POST", f"{base}/ports/80/x", {"content": b"x"}),
     ]  # fmt: skip
 
