@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import socket
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from sandkeep.server.run import _bound
+from sandkeep.server.settings import Settings
 from serving import Served, connect, events_of, made, ran, served, serving, told  # noqa: F401
 from waiting import PATIENCE, until
 
@@ -326,3 +329,9 @@ def test_a_key_that_asks_too_often_is_told_to_wait(tmp_path: Path) -> None:
         told(refused[0], 429, "RATE_LIMITED")
         assert int(refused[0].headers["Retry-After"]) >= 1
         assert other.get("/sandboxes").status_code == 200
+
+
+def test_small_answers_do_not_wait_for_an_acknowledgement(tmp_path: Path) -> None:
+    """asyncio turns Nagle's algorithm off only on sockets that say their protocol, which accepted ones have of the listener."""
+    with _bound(Settings(home=tmp_path, port=0)) as listener:
+        assert listener.proto == socket.IPPROTO_TCP
