@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from bench import agents, crowd, e2b, pausing, running, serving, storing
+from bench import agents, crowd, e2b, pausing, running, serving, soak, storing
 from bench.measure import HEAD, Report
 
 SUITES = {
@@ -16,6 +16,7 @@ SUITES = {
     "pausing": pausing.run,
     "serving": serving.run,
     "load": crowd.run,
+    "soak": soak.run,
     "agents": agents.run,
     "e2b": e2b.run,
 }

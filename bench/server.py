@@ -35,6 +35,16 @@ class Serving:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}"
+
+    def crash(self) -> None:
+        """Killed, and started again on another port."""
+        self._process.kill()
+        self._process.wait()
+        self.__enter__()
+
     def __exit__(self, *_: object) -> None:
         self._process.send_signal(signal.SIGTERM)
         self._process.wait(120)
