@@ -1,4 +1,4 @@
-"""Fixtures that everybody shares: a home of one's own, in which nothing may be left running."""
+"""Fixtures that everybody shares: a home of one's own, in which nothing may be left running; a guest alone."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from guest_box import Box, guest
 from sandkeep import Sandbox
 from sandkeep.errors import SandkeepError
 from sandkeep.sandbox.home import Home
@@ -52,3 +53,12 @@ def make(home: Path) -> Make:
 @pytest.fixture
 def sb(make: Make) -> Sandbox:
     return make()
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Iterator[Box]:
+    """The guest alone, as an ordinary process of this machine."""
+    run = tmp_path / "run"
+    run.mkdir()
+    with guest(run) as found:
+        yield found

@@ -14,19 +14,11 @@ from typing import Any
 
 import pytest
 
-from guest_box import Box, guest
+from guest_box import Box
 from sandkeep.errors import BadArgument, FileError, FileMissing, SandkeepError, Unsupported
 from waiting import PATIENCE, until
 
 ODD = ["plain", "with space", "new\nline", "quote'\"", "é", os.fsdecode(b"\xff\xfe-bytes"), "-rf", "a" * 255]
-
-
-@pytest.fixture
-def box(tmp_path: Path) -> Iterator[Box]:
-    run = tmp_path / "run"
-    run.mkdir()
-    with guest(run) as found:
-        yield found
 
 
 def test_files_of_any_name_come_and_go_whole(box: Box, tmp_path: Path) -> None:

@@ -6,24 +6,15 @@ import os
 import signal
 import socket
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from guest_box import Box, children, gone, guest
+from guest_box import Box, children, gone
 from sandkeep.errors import BadArgument, FileMissing, ProcessNotFound
 from waiting import PATIENCE, until
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def box(tmp_path: Path) -> Iterator[Box]:
-    run = tmp_path / "run"
-    run.mkdir()
-    with guest(run) as found:
-        yield found
 
 
 def start(box: Box, **fields: object) -> int:

@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from guest_box import Box, guest
-
-
-@pytest.fixture
-def box(tmp_path: Path) -> Iterator[Box]:
-    run = tmp_path / "run"
-    run.mkdir()
-    with guest(run) as found:
-        yield found
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,14 +13,6 @@ from conftest import Make
 from guest_box import Box, children, gone, guest, until
 from sandkeep import Limits
 from sandkeep.model import WORKSPACE
-
-
-@pytest.fixture
-def box(tmp_path: Path) -> Iterator[Box]:
-    run = tmp_path / "run"
-    run.mkdir()
-    with guest(run) as found:
-        yield found
 
 
 def waiting(box: Box, **fields: object) -> int:

@@ -23,14 +23,6 @@ from waiting import PATIENCE
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.fixture
-def box(tmp_path: Path) -> Iterator[Box]:
-    run = tmp_path / "run"
-    run.mkdir()
-    with guest(run) as found:
-        yield found
-
-
 def frame(kind: int, payload: bytes) -> bytes:
     return struct.pack("!IB", len(payload) + 1, kind) + payload
 
