@@ -45,9 +45,9 @@ SDK = {"User-Agent": "e2b-python-sdk/0"}
 class Client:
     """One user's view: `control` as an SDK's, `rest` as ours; `box` speaks to a sandbox."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: Served, key: str | None = None) -> None:
         self.served = served
-        self.key = served.key()
+        self.key = key or served.key()
         self.rest = served.api(self.key)
         self.control = served.api(self.key, follow_redirects=False)
         self.control.headers = httpx.Headers({"X-API-KEY": self.key, **SDK})

@@ -5,52 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
-import psycopg
 import pytest
 from websockets.exceptions import InvalidStatus
-from websockets.sync.client import connect
 
 import protocol_kit
-from postgres import Postgres, postgres  # noqa: F401
+from fleet import Fleet
 from protocol_kit import S
 from sandkeep.errors import SandboxNotFound
-from serving import PATIENCE, Served, events_of, made, ran, serving, told
+from serving import PATIENCE, Served, events_of, made, ran, told
 from test_server_ports import INSIDE
 from waiting import until
 
-
-class Fleet:
-    """Two servers; `here` runs the sandboxes that tests make, `there` is asked about them."""
-
-    def __init__(self, one: Served, other: Served) -> None:
-        self.one, self.other = one, other
-        self.key = one.key()
-        self.here, self.there = one.api(self.key), other.api(self.key)
-        self.host = one.options[one.options.index("--host-id") + 1]
-
-    def socket(self, server: Served, path: str, **options: Any) -> Any:
-        options.setdefault("additional_headers", {"Authorization": f"Bearer {self.key}"})
-        return connect("ws" + server.url.removeprefix("http") + path, open_timeout=PATIENCE, proxy=None, **options)
-
-    def rows(self, query: str, *values: object) -> list[Any]:
-        with psycopg.connect(self.one.database, autocommit=True) as connection:
-            found = connection.execute(query, values)  # type: ignore[call-overload]
-            return found.fetchall() if found.description else []
-
-
-@pytest.fixture(scope="module")
-def fleet(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:  # noqa: F811
-    folder = tmp_path_factory.mktemp("fleet")
-    database = postgres.url(postgres.create())
-    options = ("--runtime", "runc", "--store", str(folder / "store"), "--sweep-interval", "0.5")
-    with (
-        serving(folder / "a", *options, database=database) as one,
-        serving(folder / "b", *options, database=database) as other,
-    ):
-        yield Fleet(one, other)
+pytest_plugins = ["fleet"]
 
 
 @pytest.fixture

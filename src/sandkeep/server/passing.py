@@ -26,7 +26,10 @@ ONE_HOP = {
     b"transfer-encoding", b"upgrade", b"expect",
 }  # fmt: skip
 HOP = "x-sandkeep-hop"
-"""On a request that another server of ours has passed on (`relay`)."""
+"""On a request that another server of ours has passed on (`relay`): the host that the client asked."""
+
+ASKED = "sandkeep.asked"
+"""In the scope of a request whose path was changed on its way here: the path as the client wrote it."""
 
 HANDSHAKE = re.compile(rb"sec-websocket-.*")
 _CHUNK = 256 << 10

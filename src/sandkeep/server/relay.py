@@ -25,6 +25,7 @@ from sandkeep.server.passing import HOP
 from sandkeep.server.problems import answer, refuse
 from sandkeep.server.services import Services
 from sandkeep.server.sockets import Elsewhere, Left, accepted
+from sandkeep.server.streams import Streamed
 from sandkeep.sessions import Session, SessionState
 
 _OPENING = 10.0
@@ -36,7 +37,7 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(SandboxElsewhere)
     async def http_elsewhere(request: Request, error: SandboxElsewhere) -> Response:
         try:
-            return await _http(request, error.details.get("host")) or answer(error)
+            return await pass_on(request, error.details.get("host")) or answer(error)
         except SandkeepError as failed:
             return answer(failed)
 
@@ -52,20 +53,26 @@ async def http(request: Request, session: Session) -> Response | None:
     """The answer of the server that runs the sandbox; None if that is this one, or can't be asked."""
     if session.state is SessionState.RUNNING:
         with contextlib.suppress(ServerUnreachable):
-            return await _http(request, session.host)
+            return await pass_on(request, session.host)
     return None
 
 
-async def _http(request: Request, host: str | None) -> Response | None:
-    services: Services = request.app.state.services
-    if host in (None, services.keeper.host) or HOP in request.headers:
+async def address_for(asked: HTTPConnection, host: str | None) -> str | None:
+    """Of the server that this request may be passed on to; None if there is none, none is known, or it was passed on already."""
+    services: Services = asked.app.state.services
+    if host in (None, services.keeper.host) or HOP in asked.headers:
         return None
-    address = await services.db.call(services.keeper.hosts.address, host)
+    return await services.db.call(services.keeper.hosts.address, host)
+
+
+async def pass_on(request: Request, host: str | None) -> Streamed | None:
+    address = await address_for(request, host)
     if address is None:
         return None
     left_out = {b"host", b"content-length"}
     kept = [(name, value) for name, value in passing.end_to_end(request.headers.raw) if name not in left_out]
-    headers = [(b"host", urlsplit(address).netloc.encode()), (HOP.encode(), b"1"), *kept]
+    asked_of = request.headers.get("host", "localhost").encode("latin-1")
+    headers = [(b"host", urlsplit(address).netloc.encode()), (HOP.encode(), asked_of), *kept]
     found = await passing.http(_dialled(address), request, _target(request, address), headers, f"of host {host}")
     found.raw_headers = [(name, value) for name, value in found.raw_headers if name != b"date"]
     return found
@@ -73,7 +80,7 @@ async def _http(request: Request, host: str | None) -> Response | None:
 
 def _target(connection: HTTPConnection, address: str) -> bytes:
     scope = connection.scope
-    path: bytes = (scope.get("raw_path") or scope["path"].encode()).partition(b"?")[0]
+    path: bytes = (scope.get(passing.ASKED) or scope.get("raw_path") or scope["path"].encode()).partition(b"?")[0]
     query = b"?" + scope["query_string"] if scope["query_string"] else b""
     return urlsplit(address).path.rstrip("/").encode() + path + query
 
@@ -122,7 +129,7 @@ async def websocket(client: WebSocket, address: str) -> None:
     try:
         inner = await connect(
             f"ws{parts.scheme[4:]}://{parts.netloc}{_target(client, address).decode('latin-1')}", subprotocols=wanted or None,
-            additional_headers=[*headers, (HOP, "1")], compression=None, proxy=None, user_agent_header=None, max_size=34 << 20,
+            additional_headers=[*headers, (HOP, client.headers.get("host", "localhost"))], compression=None, proxy=None, user_agent_header=None, max_size=34 << 20,
             ping_interval=30, ping_timeout=60, open_timeout=60,
         )  # fmt: skip
     except InvalidStatus as error:

@@ -263,16 +263,16 @@ class Services:
             return made
 
     async def snapshots(self, scope: Scope, id: str) -> list[SnapshotInfo]:
-        session = self._here(await self.get(scope, id))
+        session = self.here(await self.get(scope, id))
         return await (await self.hands.handle(session)).snapshots()
 
     async def delete_snapshot(self, scope: Scope, id: str, snapshot: str) -> None:
-        session = self._here(await self.get(scope, id))
+        session = self.here(await self.get(scope, id))
         async with self._turn(id):
             await (await self.hands.handle(session)).delete_snapshot(snapshot)
             await self.db.call(self.log.event, id, "snapshot_deleted", id=snapshot)
 
-    def _here(self, session: Session) -> Session:
+    def here(self, session: Session) -> Session:
         if session.host != self.keeper.host:
             raise SandboxElsewhere(
                 f"{session.id} is on host {session.host}", "ask that host's server", host=session.host

@@ -16,12 +16,14 @@ from sandkeep.errors import BadArgument, SandkeepError, StateConflict, Unsupport
 from sandkeep.model import Limits
 from sandkeep.server.auth import Caller
 from sandkeep.server.e2b import templates
-from sandkeep.server.e2b.errors import E2BRoute, plain_error
+from sandkeep.server.e2b.errors import plain_error
 from sandkeep.server.e2b.forms import stamp
 from sandkeep.server.e2b.life import Gone, Life
 from sandkeep.server.e2b.metering import Meter, cpus_of, memory_of
+from sandkeep.server.e2b.routes import E2BRoute
 from sandkeep.server.e2b.rows import Row
 from sandkeep.server.egress import ALL, Rules
+from sandkeep.server.passing import HOP
 from sandkeep.server.services import NewSandbox
 from sandkeep.sessions import Scope, Session, SessionState
 from sandkeep.sessions.records import make_cursor, read_cursor
@@ -308,6 +310,8 @@ async def metrics(
     caller: Caller, request: Request, id: str, start: float | None = None, end: float | None = None
 ) -> list[dict[str, Any]]:
     session, _ = await life_of(request).find(caller, id)
+    if session.state is _S.RUNNING:
+        session = await life_of(request).here(session)
     meter: Meter = request.app.state.e2b_meter
     return await meter.read(session, start, end)
 
@@ -325,7 +329,7 @@ async def network(caller: Caller, request: Request, id: str, body: dict[str, Any
 
 def domain_of(request: Request) -> str:
     """What `get_host` puts behind `{port}-{id}.`: how the client reached us, if that is a name."""
-    host = urlsplit(f"//{request.headers.get('host', '')}")
+    host = urlsplit(f"//{request.headers.get(HOP) or request.headers.get('host', '')}")
     name = (host.hostname or "localhost").removeprefix("api.")
     try:
         ipaddress.ip_address(name)

@@ -18,6 +18,7 @@ from sandkeep.server.e2b.files import signed_with
 from sandkeep.server.e2b.life import Gone, Life
 from sandkeep.server.e2b.rpc import transport_of
 from sandkeep.server.e2b.sandbox_plane import ENVD_PORT
+from sandkeep.server.passing import ASKED
 from sandkeep.server.problems import Unauthorized
 
 PREFIX = "/e2b"
@@ -76,6 +77,8 @@ class Door:
         id, port = headers.get(b"e2b-sandbox-id"), headers.get(b"e2b-sandbox-port", str(ENVD_PORT))
         if id is None and (match := _HOST.fullmatch(headers.get(b"host", ""))) and await life.row(match[2]):
             port, id = match[1], match[2]
+            told = [(b"e2b-sandbox-id", id.encode()), (b"e2b-sandbox-port", port.encode())]
+            scope = {**scope, "headers": [*scope["headers"], *told]}  # another server is asked under another host name
         if id is not None:
             if not _ID.fullmatch(id) or not _PORT.fullmatch(port):
                 raise Gone(id)
@@ -102,4 +105,4 @@ async def _signer(life: Life, request: Request) -> str:
 def moved(scope: Scope, above: str, cut: int = 0) -> Scope:
     """The same request below another path."""
     raw = scope.get("raw_path") or scope["path"].encode()
-    return {**scope, "path": above + scope["path"][cut:], "raw_path": above.encode() + raw[cut:]}
+    return {**scope, "path": above + scope["path"][cut:], "raw_path": above.encode() + raw[cut:], ASKED: raw}

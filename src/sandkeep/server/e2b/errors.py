@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Coroutine
 from typing import Any
 
-from fastapi import Request, Response
+from fastapi import Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from sandkeep import errors as e
@@ -89,18 +87,3 @@ def known(error: Exception) -> SandkeepError:
     if isinstance(error, HTTPException) and error.status_code == 413:
         return e.TooLarge("the request is too large")
     return unexpected(error)
-
-
-class E2BRoute(APIRoute):
-    """A route whose errors E2B's clients understand."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        inner = super().get_route_handler()
-
-        async def handler(request: Request) -> Response:
-            try:
-                return await inner(request)
-            except Exception as error:
-                return plain_error(known(error))
-
-        return handler

@@ -106,7 +106,7 @@ class Life:
         session, row = await self.find(scope, id)
         if session.state is not _S.RUNNING:
             raise StateConflict(f"sandbox {id} is paused", "connect to it first")
-        memory = await self.has_memory(session)
+        memory = await self.has_memory(await self.here(session))
         made = await self.services.fork(scope, id, count, memory=memory)
         return [
             one if isinstance(one, SandkeepError) else (one, await self.admit(one, timeout, row.policy)) for one in made
@@ -116,6 +116,12 @@ class Life:
         """Whether its runtime can save memory."""
         info = await self.services.info(session)
         return info is not None and info.runtime == "runsc"
+
+    async def here(self, session: Session) -> Session:
+        """One that runs, if that is on this host, or was on a dead one and can be adopted. Else `SandboxElsewhere`."""
+        if session.host != self.services.keeper.host:
+            session = self.services.here(await self.services.keeper.wake(session.id))
+        return session
 
     async def row(self, id: str) -> Row | None:
         """The row as far as it never changes: tokens. None for a sandbox that E2B has nothing to do with."""
@@ -131,6 +137,7 @@ class Life:
         row = await self.call(self.rows.get, id)
         if row is None or session.state is _S.ERROR:
             raise SandboxNotFound(f"sandbox {id} not found", "list yours to see their ids")
+        self._known[id] = row
         return session, row
 
     async def running(self, id: str) -> AsyncSandbox:
@@ -148,7 +155,7 @@ class Life:
             session = await self.services.resume(None, id)
             await self.call(self.rows.live_until, id, session.generation, max(row.timeout, LEAST_AFTER_WAKING))
             self._changed.set()
-        return await self.services.hands.handle(session)
+        return await self.services.hands.handle(await self.here(session))
 
     async def still(self, id: str) -> AsyncSandbox:
         """After its guest hung up: the sandbox again, once whatever was done to it is done; `Gone` if it no longer runs."""
@@ -167,7 +174,7 @@ class Life:
             raise Gone(id) from None
         if session.state is not _S.RUNNING:
             raise Gone(id)
-        return await self.services.hands.handle(session)
+        return await self.services.hands.handle(await self.here(session))
 
     # time to live
 
@@ -177,6 +184,7 @@ class Life:
             session, row = await self._settled(scope, id)
             if session.state is not _S.RUNNING:
                 break
+            session = await self.here(session)
             if await self.call(self.rows.extend, id, session.generation, timeout):
                 return session, row, False
             if id not in self._working:  # woken by another API, and not yet given its time
@@ -206,6 +214,7 @@ class Life:
         session, _ = await self._settled(scope, id)
         if session.state is not _S.RUNNING:
             raise SandboxNotFound(f"sandbox {id} is not running", "connect to it first")
+        session = await self.here(session)
         await self.call(self.rows.live_until, id, session.generation, seconds)
         self._changed.set()
 
@@ -213,6 +222,8 @@ class Life:
         session, row = await self.find(scope, id)
         if session.state in (_S.PAUSED, _S.PAUSING):
             raise StateConflict(f"sandbox {id} is paused already", "connect to it to wake it")
+        if session.state is _S.RUNNING:
+            await self.here(session)
         if row.policy.get("paused_with_memory", True) is not memory:
             await self.call(self.rows.set_policy, id, {**row.policy, "paused_with_memory": memory})
         if not memory:
@@ -234,7 +245,7 @@ class Life:
             self._changed.clear()
             wait: float | None = None
             try:
-                due, wait, dead = await self.call(self.rows.tend, self.services.keeper.host)
+                due, wait, dead = await self.call(self.rows.tend, self.services.keeper.host, set(self._known))
                 for id in dead:
                     self._forget(id)
                 for row in due:

@@ -6,6 +6,7 @@ deadline to mend. Tokens are kept as they are, not as hashes: `connect` must tel
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,16 +96,15 @@ class Rows:
                 if id not in ours and config.get("forked_from") in ours:
                     connection.execute(update(sessions).where(sessions.c.id == id).values(auto_pause_timeout=idle))
 
-    def tend(self, host: str) -> tuple[list[Row], float | None, list[str]]:
-        """What is due on this host, in how many seconds the next will be, and who is dead. What others woke gets a deadline."""
+    def tend(self, host: str, known: Set[str] = frozenset()) -> tuple[list[Row], float | None, Set[str]]:
+        """What is due on this host, in how many seconds the next will be, and who of the known is dead.
+
+        What others woke gets a deadline.
+        """
         mine = [sessions.c.state == SessionState.RUNNING, sessions.c.host == host]
         with self._db.write(durable=False) as connection:
             gone = select(sessions.c.id).where(sessions.c.state == SessionState.KILLED)
-            dead = (
-                connection.execute(delete(rows).where(rows.c.sandbox.in_(gone)).returning(rows.c.sandbox))
-                .scalars()
-                .all()
-            )
+            connection.execute(delete(rows).where(rows.c.sandbox.in_(gone)))
             other = select(rows, sessions.c.generation.label("new")).join(sessions, _OF)
             for row in (
                 connection.execute(other.where(*mine, rows.c.generation != sessions.c.generation)).mappings().all()
@@ -114,10 +114,11 @@ class Rows:
                 connection.execute(update(rows).where(rows.c.sandbox == row["sandbox"]).values(**values))
             ending = select(rows, now().label("now")).join(sessions, _OF).where(*mine, rows.c.deadline.is_not(None))
             found = [dict(row) for row in connection.execute(ending.order_by(rows.c.deadline)).mappings()]
+            dead = known and known - set(connection.execute(select(rows.c.sandbox)).scalars())
         times = [(row.pop("now"), Row(**row)) for row in found]
         due = [row for at, row in times if row.deadline is not None and row.deadline <= at]
         wait = next((row.deadline - at for at, row in times if row.deadline is not None and row.deadline > at), None)
-        return due, wait, list(dead)
+        return due, wait, dead
 
     def _set(self, *where: Any, **values: Any) -> int:
         with self._db.write() as connection:

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from sandkeep.errors import SandboxDead
+from sandkeep.errors import SandboxDead, SandboxElsewhere
 from sandkeep.server.e2b.errors import HTTP_OF, RpcError, known, rpc_error
 from sandkeep.server.e2b.life import Gone
 
@@ -107,7 +107,7 @@ class Stream(Response):
         try:
             await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
             if work.done() and (error := work.exception()) is not None:
-                if not isinstance(error, Gone):
+                if not isinstance(error, (Gone, SandboxElsewhere)):
                     raise error
                 reset(scope)
         finally:
@@ -123,7 +123,7 @@ class Stream(Response):
                 async with contextlib.aclosing(self._pieces()) as pieces:
                     async for message in pieces:
                         await send({"type": "http.response.body", "body": frame(message), "more_body": True})
-        except Gone:
+        except (Gone, SandboxElsewhere):  # ended, asleep, or awake again on another host
             raise
         except TimeoutError:
             last = {"error": {"code": "deadline_exceeded", "message": "the time of this call is over"}}

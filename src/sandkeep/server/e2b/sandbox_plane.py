@@ -11,13 +11,14 @@ from collections.abc import Awaitable, Callable
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from sandkeep.errors import SandboxDead
+from sandkeep.errors import SandboxDead, SandboxElsewhere
 from sandkeep.server.e2b import filesystem, processes, watching
 from sandkeep.server.e2b.box import Box, Houses, asked_user, open_box
-from sandkeep.server.e2b.errors import E2BRoute, RpcError, known, rpc_error
+from sandkeep.server.e2b.errors import RpcError, known, rpc_error
 from sandkeep.server.e2b.files import check_expiration, download, signed_with, upload
 from sandkeep.server.e2b.life import Gone, Life
 from sandkeep.server.e2b.metering import Meter
+from sandkeep.server.e2b.routes import E2BRoute
 from sandkeep.server.e2b.rpc import END, Stream, deadline_of, failure, frame, frames, keep_alive_of, parsed
 from sandkeep.server.e2b.watching import Watchers
 from sandkeep.sessions import Key
@@ -146,7 +147,7 @@ async def call(request: Request, id: str, service: str, method: str) -> Response
             if method in _CHANGES:
                 raise
             return JSONResponse(await verb(box, asked))
-    except Gone:
+    except (Gone, SandboxElsewhere):
         raise
     except Exception as error:
         return (

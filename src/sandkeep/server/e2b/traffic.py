@@ -10,9 +10,10 @@ from fastapi.responses import JSONResponse
 from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
-from sandkeep.errors import ConnectFailed, Denied, SandboxDead
-from sandkeep.server.e2b.errors import E2BRoute, known, plain_error
+from sandkeep.errors import ConnectFailed, Denied, SandboxDead, SandboxElsewhere
+from sandkeep.server.e2b.errors import known, plain_error
 from sandkeep.server.e2b.life import Gone, Life
+from sandkeep.server.e2b.routes import E2BRoute, pass_on_socket
 from sandkeep.server.rest import ports
 from sandkeep.server.sockets import Left
 
@@ -26,6 +27,8 @@ async def http(request: Request, id: str, port: str) -> Response:
         life = await enter(request, id)
         inner = Request(inside(request.scope), request.receive)
         return await ports.http(None, life.services, id, port, inner)  # type: ignore[arg-type]
+    except SandboxElsewhere:
+        raise
     except Exception as error:
         return refusal(error, id, port)
 
@@ -38,6 +41,8 @@ async def websocket(client: WebSocket, id: str, port: str) -> None:
         await ports.relay(inner, life.services, None, id, port)
     except (Left, WebSocketDisconnect):
         return
+    except SandboxElsewhere as error:
+        await pass_on_socket(client, error)
     except Exception as error:
         answer = refusal(error, id, port)
         if client.application_state is WebSocketState.CONNECTING:
