@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import sandkeep
-from sandkeep.errors import BadArgument, Denied, SandboxDead, ServerUnreachable
+from sandkeep.errors import BadArgument, Denied, HostGone, SandboxDead, ServerUnreachable
 from serving import Served, fixed_port, served, serving  # noqa: F401
 from waiting import PATIENCE, until
 
@@ -52,6 +52,39 @@ def test_a_handle_goes_on_when_the_server_was_started_anew(tmp_path: Path) -> No
         server.start()
         assert sandbox.commands.run("echo again").stdout == "again\n"
         assert next(iter(sandbox.commands.connect(process.pid).output()))[1].startswith(b"1\n")
+
+
+def test_a_sandbox_whose_host_is_gone_goes_on_when_told_to(tmp_path: Path) -> None:
+    """Its server left, it did not sleep; another server on the same database and store is all that is there now."""
+    shared = ("--runtime", "runc", "--store", str(tmp_path / "store"))
+    database = f"sqlite:///{tmp_path}/sessions.db"
+    with serving(tmp_path / "a", *shared, database=database) as first:
+        key = first.key()
+        one, two = (first.remote(key).Sandbox(auto_pause_timeout=0) for _ in range(2))
+        for sandbox in (one, two):
+            sandbox.commands.run("echo saved > f; export WORD=kept")
+            sandbox.checkpoint("the last")
+            sandbox.commands.run("echo later > later")
+        assert first.stop() == 0
+        with serving(tmp_path / "b", *shared, database=database) as second:
+            sandbox = second.remote(key).Sandbox.attach(one.id)
+            with pytest.raises(HostGone):
+                sandbox.commands.run("id")
+            with pytest.raises(HostGone) as gone:
+                sandbox.resume()
+            assert "fail_over" in gone.value.remedy
+            assert sandbox.resume(fail_over=True).level == "files"
+            assert sandbox.commands.run("cat f; echo $WORD; ls").stdout == "saved\nkept\nf\n"
+
+            async def back() -> None:
+                async with sandkeep.connect(second.url, api_key=key) as server:
+                    sandbox = await server.AsyncSandbox.attach(two.id)
+                    report = await sandbox.resume(fail_over=True)
+                    assert report == sandbox.restore_report
+                    assert (await sandbox.commands.run("ls")).stdout == "f\n"
+                    await sandbox.close()
+
+            asyncio.run(back())
 
 
 def test_a_stream_that_is_left_early_leaves_the_process_and_the_link_well(served: Served) -> None:  # noqa: F811

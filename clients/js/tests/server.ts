@@ -1,4 +1,4 @@
-/** A real server for all tests: `sandkeep serve` in a home of its own, stopped and removed at the end. */
+/** Real servers: `sandkeep serve` in a home of its own, stopped and removed at the end; one of them for all tests. */
 
 import { execFileSync, spawn } from 'node:child_process';
 import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs';
@@ -20,36 +20,55 @@ declare module 'vitest' {
 const built = join(import.meta.dirname, '../dist');
 const python = process.env['SANDKEEP_PYTHON'] ?? join(import.meta.dirname, '../../../.venv/bin/python');
 
-export default async function setup(project: TestProject): Promise<() => Promise<void>> {
+export interface Served {
+  url: string;
+  /** Everything that it said so far. */
+  said: string;
+  end(signal: NodeJS.Signals): Promise<void>;
+  /** End it and what it ran, and remove its home. */
+  remove(): Promise<void>;
+}
+
+/** `sandkeep serve` with these options, once it answers. */
+export async function serve(home: string, ...options: string[]): Promise<Served> {
   if (!existsSync(python)) throw new Error(`no ${python}: run make setup, or set SANDKEEP_PYTHON`);
-  const pages = await servePages();
-  const page = `http://127.0.0.1:${(pages.address() as { port: number }).port}`;
-  const home = mkdtempSync(join(tmpdir(), 'sk-js-'));
-  const options = ['--port', '0', '--runtime', 'runc', '--sweep-interval', '0.2', '--cors-origin', page];
-  const server = spawn(python, ['-m', 'sandkeep', 'serve', ...options], { env: { ...process.env, SANDKEEP_HOME: home, PYTHONUNBUFFERED: '1' } });
-  let said = '';
+  const env = { ...process.env, SANDKEEP_HOME: home, PYTHONUNBUFFERED: '1' };
+  const server = spawn(python, ['-m', 'sandkeep', 'serve', '--port', '0', '--runtime', 'runc', ...options], { env });
   const ended = new Promise<void>((resolve) => server.once('exit', () => resolve()));
+  const end = (signal: NodeJS.Signals) => (server.kill(signal), ended);
+  const remove = async () => {
+    await end('SIGKILL');
+    for (const id of readdirSync(join(home, 'sandboxes'))) execFileSync(python, ['-m', 'sandkeep', 'sandbox', 'kill', id], { env });
+    rmSync(home, { recursive: true, force: true });
+  };
+  const served: Served = { url: '', said: '', end, remove };
   await new Promise<void>((resolve, reject) => {
     const hear = (data: Buffer) => {
-      said += data.toString();
-      if (/serves on \S+\s/.test(said)) resolve();
+      served.said += data.toString();
+      if (/serves on \S+\s/.test(served.said)) resolve();
     };
     server.stdout.on('data', hear);
     server.stderr.on('data', hear);
-    server.once('exit', (code) => reject(new Error(`the server ended with ${code}: ${said}`)));
+    server.once('exit', (code) => reject(new Error(`the server ended with ${code}: ${served.said}`)));
   });
+  served.url = /serves on (\S+)/.exec(served.said)![1]!;
+  return served;
+}
+
+/** The key that a server on a new database says once. */
+export const firstKey = (served: Served): string => /shown once: (\S+)/.exec(served.said)![1]!;
+
+export default async function setup(project: TestProject): Promise<() => Promise<void>> {
+  const pages = await servePages();
+  const page = `http://127.0.0.1:${(pages.address() as { port: number }).port}`;
+  const served = await serve(mkdtempSync(join(tmpdir(), 'sk-js-')), '--sweep-interval', '0.2', '--cors-origin', page);
   project.provide('page', page);
-  project.provide('url', /serves on (\S+)/.exec(said)![1]!);
-  project.provide('key', /shown once: (\S+)/.exec(said)![1]!);
+  project.provide('url', served.url);
+  project.provide('key', firstKey(served));
   return async () => {
     pages.closeAllConnections();
     pages.close();
-    server.kill('SIGKILL');
-    await ended;
-    for (const id of readdirSync(join(home, 'sandboxes'))) {
-      execFileSync(python, ['-m', 'sandkeep', 'sandbox', 'kill', id], { env: { ...process.env, SANDKEEP_HOME: home } });
-    }
-    rmSync(home, { recursive: true, force: true });
+    await served.remove();
   };
 }
 
