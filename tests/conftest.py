@@ -1,4 +1,4 @@
-"""Fixtures that everybody shares: a home of one's own, in which nothing may be left running; a guest alone."""
+"""Fixtures that everybody shares: a home of one's own, in which nothing may be left running; a guest alone; a store's objects."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from guest_box import Box, guest
-from sandkeep import Sandbox
+from sandkeep import Sandbox, Store
 from sandkeep.errors import SandkeepError
 from sandkeep.sandbox.home import Home
 from sandkeep.sandbox.sweeping import gc
+from sandkeep.store.objects import Objects, open_objects
+from sandkeep.store.repository import Repository
+from trees import quick_folder
 
 Make = Callable[..., Sandbox]
+Open = Callable[..., Repository]
 
 # The same examples in every run, however slow the machine is.
 settings.register_profile(
@@ -62,3 +66,33 @@ def box(tmp_path: Path) -> Iterator[Box]:
     run.mkdir()
     with guest(run) as found:
         yield found
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """A folder where many files and many syncs cost little."""
+    with quick_folder() as folder:
+        yield folder
+
+
+@pytest.fixture
+def store(root: Path) -> Iterator[Store]:
+    with Store(root / "store", home=root / "home") as opened:
+        yield opened
+
+
+@pytest.fixture
+def objects(tmp_path: Path) -> Objects:
+    return open_objects(tmp_path / "store")
+
+
+@pytest.fixture
+def opened(objects: Objects, tmp_path: Path, request: pytest.FixtureRequest) -> Open:
+    """Repositories over those objects, each cache another machine; closed at the end."""
+
+    def make(cache: str = "cache", over: Objects = objects, **options: Any) -> Repository:
+        repo = Repository.open(over, tmp_path / cache, **options)
+        request.addfinalizer(repo.close)
+        return repo
+
+    return make

@@ -1,4 +1,4 @@
-"""What the tests of collecting share: saving, collecting and checking; as a program, one writer or collector at work."""
+"""What the tests of the store share: saving, collecting and checking; as a program, one writer or collector at work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def live(repo: Repository) -> list[bytes]:
             data = repo.get_record("t", name)
         except NotFound:
             continue
-        found += [data[at : at + 32] for at in range(0, len(data), 32)]
+        found += ids_in(data)
     return found
 
 
@@ -33,9 +33,34 @@ def blobs_of(seed: int, count: int = 12) -> list[bytes]:
     return [dice.randbytes(dice.randrange(1, 400)) for _ in range(count)]
 
 
-def save(repo: Repository, name: str, blobs: list[bytes]) -> None:
+def mixed(seed: int, count: int = 40, large: int = 2) -> list[bytes]:
+    """Small and large ones, some that shrink."""
+    dice = random.Random(seed)
+    made = [dice.randbytes(dice.randrange(0, 3000)) * dice.randrange(1, 4) for _ in range(count)]
+    return made + [dice.randbytes(150_000) for _ in range(large)] + [bytes([seed % 256]) * 200_000]
+
+
+def save(repo: Repository, name: str, blobs: list[bytes]) -> list[bytes]:
     with repo.writer() as writer:
-        writer.publish("t", name, b"".join([writer.add(blob) for blob in blobs]))
+        ids = [writer.add(blob) for blob in blobs]
+        writer.publish("t", name, b"".join(ids))
+    return ids
+
+
+def ids_in(data: bytes) -> list[bytes]:
+    return [data[at : at + 32] for at in range(0, len(data), 32)]
+
+
+def kept(repo: Repository, name: str, blobs: list[bytes]) -> tuple[list[bytes], list[bytes]]:
+    return ids_in(repo.get_record("t", name)), blobs
+
+
+def check(repo: Repository, ids: list[bytes], blobs: list[bytes]) -> None:
+    """These blobs can be read, each once."""
+    expected = dict(zip(ids, blobs, strict=True))
+    found = list(repo.read_many(ids))
+    assert len(found) == len(expected)
+    assert dict(found) == expected
 
 
 def check_all(repo: Repository) -> int:
@@ -46,7 +71,7 @@ def check_all(repo: Repository) -> int:
             data = repo.get_record("t", name)
         except NotFound:
             continue
-        ids = [data[at : at + 32] for at in range(0, len(data), 32)]
+        ids = ids_in(data)
         assert len(dict(repo.read_many(ids))) == len(set(ids)), name
         count += 1
     return count
@@ -62,7 +87,7 @@ def writes(folder: Path, seed: int, until: float) -> None:
             name = f"{seed}-{saved:05}"
             save(repo, name, blobs)
             data = repo.get_record("t", name)
-            for _, found in repo.read_many([data[at : at + 32] for at in range(0, len(data), 32)]):
+            for _, found in repo.read_many(ids_in(data)):
                 assert found in blobs
             mine.append(name)
             if len(mine) > 3:

@@ -6,7 +6,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,14 +20,7 @@ from sandkeep.checkpoints.nodes import DIR, FIFO, FILE, SYMLINK, WHITEOUT, Entry
 from sandkeep.errors import Corrupt, SandkeepError
 from sandkeep.store.objects import open_objects
 from sandkeep.store.repository import Repository
-from trees import looks, open_repo, quick_folder, save
-
-
-@pytest.fixture
-def root() -> Iterator[Path]:
-    with quick_folder() as folder:
-        yield folder
-
+from trees import looks, open_repo, save
 
 # manifests made by an enemy
 

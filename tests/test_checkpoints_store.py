@@ -1,60 +1,27 @@
-"""The store as a person holds it: finding, naming, looking inside, comparing, forgetting, verifying, carrying."""
+"""The store as a person holds it: finding, naming, looking inside, comparing, carrying."""
 
 from __future__ import annotations
 
 import io
 import os
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from sandkeep.checkpoints import Base, Source, Store, capture, list_checkpoints, records, retention, unpack
+from sandkeep.checkpoints import Base, Source, Store, capture, list_checkpoints, records, unpack
 from sandkeep.checkpoints.globs import Glob
-from sandkeep.checkpoints.needs import needed
-from sandkeep.checkpoints.retention import Keep, choose, parse_span, scaled
 from sandkeep.errors import (
     BadArgument,
     CheckpointNotFound,
     Corrupt,
     FileError,
     FileMissing,
-    StateConflict,
     StoreMissing,
 )
-from sandkeep.store.format import record_name
 from swift import KEYS, Swift, swift  # noqa: F401
-from trees import BASE, looks, quick_folder, save
-
-
-@pytest.fixture
-def root() -> Iterator[Path]:
-    with quick_folder() as folder:
-        yield folder
-
-
-@pytest.fixture
-def store(root: Path) -> Iterator[Store]:
-    with Store(root / "store", home=root / "home") as opened:
-        yield opened
-
-
-def put(root: Path, store: Store, files: dict[str, bytes], parent: str | None = None, **how: object) -> str:
-    tree = root / f"tree-{records.new_id()}"
-    tree.mkdir()
-    for name, data in files.items():
-        path = tree / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-        os.utime(path, ns=(10**18, 10**18))
-    for folder in [tree, *(path for path in tree.rglob("*") if path.is_dir())]:
-        os.utime(folder, ns=(10**18, 10**18))
-    return save(store.repo, tree, parent=parent, **how).id
-
+from trees import BASE, looks, put, save
 
 # finding
 
@@ -264,150 +231,6 @@ def test_differences_are_named(root: Path, store: Store) -> None:
     assert store.diff(one, one) == []
     back = {(change.path, change.change) for change in store.diff(two, one)}
     assert {("/gone", "added"), ("/new", "removed")} <= back
-
-
-# letting go
-
-
-def test_forgetting_frees_what_it_says_and_lineage_stays_readable(root: Path, store: Store) -> None:
-    ids: list[str] = []
-    for number in range(4):
-        files = {f"own{number}": os.urandom(2_000_000), "shared": b"s" * 100_000}
-        ids.append(put(root, store, files, parent=None, parent_id=ids[-1] if ids else None, comment=f"n{number}"))
-    store.name("first", ids[0])
-    plan = store.forget(keep_last=1, dry_run=True)
-    assert [gone.id for gone in plan.forgotten] == ids[1:3]
-    assert plan.dry_run
-    assert plan.kept == 2
-    assert plan.bytes == sum(gone.bytes for gone in plan.forgotten)
-    assert 4_000_000 < plan.bytes < 4_100_000
-    assert len(store.checkpoints()) == 4
-    done = store.forget(keep_last=1)
-    assert (done.bytes, [gone.id for gone in done.forgotten]) == (plan.bytes, ids[1:3])
-    freed = store.gc()
-    assert abs(freed.freed_bytes - plan.bytes) < 20_000
-    assert [info.id for info in store.checkpoints()] == [ids[3], ids[0]]
-    line = store.lineage(ids[3])
-    assert [(one.id, one.state, one.comment) for one in line] == [
-        (ids[3], "kept", "n3"), (ids[2], "forgotten", "n2"), (ids[1], "forgotten", "n1"), (ids[0], "kept", "n0"),
-    ]  # fmt: skip
-    drawn = store.tree()
-    assert [branch.node.id for branch in drawn] == [ids[0]]
-    assert drawn[0].children[0].children[0].children[0].node.id == ids[3]
-    unpack(store.repo, ids[3], root / "out")
-    assert store.verify() == []
-    with pytest.raises(CheckpointNotFound):
-        store.get(ids[1])
-
-
-def test_a_checkpoint_that_goes_while_a_collector_looks_hides_nothing_of_the_others(root: Path, store: Store) -> None:
-    shared = {f"shared/{n}/f": b"%d" % n * 100 for n in range(8)}
-    one = put(root, store, {**shared, **{f"own/{n}/f": os.urandom(3000) for n in range(40)}})
-    two = put(root, store, shared)
-    looking = retention.live(store.repo)()
-    found = set()
-    while store.record(one).root.node not in found:
-        found.add(next(looking))
-    with Store(root / "store", home=root / "elsewhere") as other:
-        other.forget([one])
-        assert other.gc().removed_objects
-    found.update(looking)
-    assert set(needed(store.repo, store.record(two), set())) <= found
-
-
-def test_which_to_forget(root: Path, store: Store) -> None:
-    one, two = put(root, store, {"f": b"1"}), put(root, store, {"f": b"2"}, tag="keep")
-    store.name("mine", one)
-    with pytest.raises(StateConflict, match="has a name"):
-        store.forget([one])
-    for how in ({}, {"ids": [one], "keep_last": 1}, {"keep_last": -1}, {"keep_within": "soon"}, {"max_bytes": "x"}):
-        with pytest.raises(BadArgument):
-            store.forget(**how)  # type: ignore[arg-type]
-    with pytest.raises(CheckpointNotFound):
-        store.forget([records.new_id()])
-    store.unname("mine")
-    assert [gone.id for gone in store.forget(keep_tags=["keep"]).forgotten] == [one]
-    assert [gone.id for gone in store.forget([two]).forgotten] == [two]
-    assert store.checkpoints() == []
-
-
-def test_forgetting_until_the_store_fits(root: Path, store: Store) -> None:
-    ids = [put(root, store, {"own": os.urandom(1_000_000)}) for _ in range(5)]
-    done = store.forget(max_bytes=2_600_000)
-    assert [gone.id for gone in done.forgotten] == ids[:3]
-    assert store.forget(max_bytes=1).forgotten[0].id == ids[3]
-    assert [info.id for info in store.checkpoints()] == [ids[4]]
-
-
-HOUR = 3_600_000
-
-
-def test_the_rules_of_keeping_are_a_pure_function() -> None:
-    now = 1_800_000_000.0
-    stamp = int(now * 1000)
-    made = [(_id_at(stamp - age * HOUR), tag) for age, tag in [(1, None), (5, "a"), (30, None), (60, "b"), (90, None)]]
-    ids = [one for one, _ in made]
-    assert choose(made, Keep(last=2), now) == (ids[:1:-1], [ids[1]])
-    assert choose(made, Keep(within="2d"), now)[0] == [ids[4], ids[3]]
-    assert choose(made, Keep(last=1, tags=frozenset({"b"})), now)[0] == [ids[4], ids[2], ids[1]]
-    assert choose(made, Keep(last=0, named=frozenset(ids[4:])), now)[0] == ids[3::-1]
-    assert choose(made, Keep(), now) == ([], ids[:0:-1])
-    assert parse_span("2w") == 14 * 86400
-
-
-def _id_at(stamp: int) -> str:
-    number = stamp << 80
-    return "ck_" + "".join("0123456789abcdefghjkmnpqrstvwxyz"[(number >> shift) & 31] for shift in range(125, -1, -5))
-
-
-@given(st.lists(st.integers(0, 10**9), max_size=20), st.integers(0, 10**12))
-def test_shares_add_up(parts: list[int], total: int) -> None:
-    got = scaled(parts, total)
-    assert len(got) == len(parts)
-    assert sum(got) == (total if sum(parts) else 0)
-
-
-def test_a_damaged_checkpoint_is_named_left_out_and_can_be_forgotten(root: Path, store: Store) -> None:
-    one = put(root, store, {"a": os.urandom(200_000)})
-    (pack,) = (root / "store/packs").iterdir()
-    two = put(root, store, {"b": os.urandom(200_000)})
-    data = bytearray(pack.read_bytes())
-    data[1000] ^= 1
-    pack.write_bytes(data)
-    record = root / "store" / record_name("checkpoints", two)
-    record.write_bytes(record.read_bytes()[:-1])
-    with Store(root / "store", home=root / "fresh") as other:
-        found = {damage.object: damage.checkpoints for damage in other.verify()}
-        assert found == {f"packs/{pack.name}": [one], record_name("checkpoints", two): [two]}
-        assert [info.id for info in other.checkpoints()] == [one]
-        for asked in (two, "latest"):
-            with pytest.raises(Corrupt):
-                other.get(asked)
-        with pytest.raises(Corrupt):
-            other.gc()
-        assert other.forget([one, two]).forgotten[1].info is None
-        other.gc()
-        assert other.verify() == []
-
-
-@pytest.mark.parametrize("read_data", [True, False])
-def test_a_healthy_store_is_healthy_from_every_machine(root: Path, store: Store, read_data: bool) -> None:
-    with Store(root / "store", home=root / "stale") as stale:
-        first = put(root, store, {"d/a": os.urandom(200_000)}, session={"cwd": "/x"})
-        assert stale.verify(read_data) == []
-        put(root, store, {"d/b": os.urandom(200_000), "e/c": b"c" * 5000}, parent=first)
-        with Store(root / "store", home=root / "fresh") as fresh:
-            assert [stale.verify(read_data), fresh.verify(read_data)] == [[], []]
-
-
-def test_a_lost_index_is_missed_by_those_whose_cache_still_has_it(root: Path, store: Store) -> None:
-    lost = put(root, store, {"a": os.urandom(200_000)})
-    (index,) = (path for path in (root / "store/index").rglob("*") if path.is_file())
-    assert store.verify() == []
-    index.unlink()
-    with Store(root / "store", home=root / "fresh") as fresh:
-        for one in (store, fresh):
-            assert {id for damage in one.verify() for id in damage.checkpoints} == {lost}
 
 
 # carrying

@@ -8,12 +8,12 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import store_work
+from conftest import Open
 from faulty import Crash, Faulty
 from sandkeep.errors import Busy, NotFound, SandkeepError, StateConflict
 from sandkeep.store.lease import Lease
@@ -21,23 +21,6 @@ from sandkeep.store.objects import Objects, open_objects
 from sandkeep.store.repository import Repository
 from store_work import blobs_of, check_all, collect, save
 from waiting import until
-
-Open = Callable[..., Repository]
-
-
-@pytest.fixture
-def objects(tmp_path: Path) -> Objects:
-    return open_objects(tmp_path / "store")
-
-
-@pytest.fixture
-def opened(objects: Objects, tmp_path: Path, request: pytest.FixtureRequest) -> Open:
-    def make(cache: str = "cache", over: Objects = objects, **options: object) -> Repository:
-        repo = Repository.open(over, tmp_path / cache, **options)  # type: ignore[arg-type]
-        request.addfinalizer(repo.close)
-        return repo
-
-    return make
 
 
 def age(tmp_path: Path, folder: str = "writers", seconds: float = 4000) -> None:

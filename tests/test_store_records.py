@@ -3,32 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from conftest import Open
 from sandkeep.errors import BadArgument, NotFound, StateConflict
 from sandkeep.store.format import record_name
-from sandkeep.store.objects import Objects, open_objects
-from sandkeep.store.repository import Repository
-
-Open = Callable[..., Repository]
-
-
-@pytest.fixture
-def objects(tmp_path: Path) -> Objects:
-    return open_objects(tmp_path / "store")
-
-
-@pytest.fixture
-def opened(objects: Objects, tmp_path: Path, request: pytest.FixtureRequest) -> Open:
-    def make(cache: str = "cache") -> Repository:
-        repo = Repository.open(objects, tmp_path / cache)
-        request.addfinalizer(repo.close)
-        return repo
-
-    return make
+from sandkeep.store.objects import Objects
 
 
 def test_records_never_change(opened: Open) -> None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sandkeep.checkpoints import Base, Source, capture
+from sandkeep.checkpoints import Base, Source, Store, capture, records
 from sandkeep.model import CheckpointInfo
 from sandkeep.store.objects import open_objects
 from sandkeep.store.repository import Repository
@@ -30,6 +30,34 @@ def save(
 ) -> CheckpointInfo:
     how = {"base": BASE, "session": {"cwd": "/"}, **how}
     return capture(repo, Source(trees, parent, below or Base()), **how)
+
+
+def put(root: Path, store: Store, files: dict[str, bytes], parent: str | None = None, **how: Any) -> str:
+    """Save these files, all of one time, as a checkpoint; its id."""
+    tree = root / f"tree-{records.new_id()}"
+    tree.mkdir()
+    for name, data in files.items():
+        path = tree / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        os.utime(path, ns=(10**18, 10**18))
+    for folder in [tree, *(path for path in tree.rglob("*") if path.is_dir())]:
+        os.utime(folder, ns=(10**18, 10**18))
+    return save(store.repo, tree, parent=parent, **how).id
+
+
+def fill(root: Path, files: dict[str, bytes]) -> Path:
+    for name, data in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    root.mkdir(exist_ok=True)
+    return root
+
+
+def whiteout(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.mknod(path, 0o020000, 0)
 
 
 @contextmanager

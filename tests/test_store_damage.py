@@ -1,0 +1,131 @@
+"""Damage: any changed byte is found and refused, a second copy is used, hostile sizes take no memory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from conftest import Open
+from sandkeep.errors import Corrupt, NotFound
+from sandkeep.store import format as fmt
+from sandkeep.store.lease import put_sealed
+from sandkeep.store.objects import Objects
+from sandkeep.store.repository import Repository
+from store_work import check, live, mixed, save
+
+
+def test_any_changed_byte_of_any_object_is_found_and_refused(opened: Open, objects: Objects, tmp_path: Path) -> None:
+    blobs = [b"hello" * 30, os.urandom(60), b"", bytes(2000)]
+    repo = opened()
+    ids = save(repo, "one", blobs)
+    assert repo.verify() == []
+    put_sealed(objects, "gc/epoch-1", {})
+    repo.close()
+    for name, _, _ in list(objects.list("")):
+        path = tmp_path / "store" / name
+        whole = path.read_bytes()
+        for at in range(len(whole)):
+            damaged = bytearray(whole)
+            damaged[at] ^= 1 << (at % 8)
+            path.write_bytes(damaged)
+            if name == "config":
+                with pytest.raises(Corrupt):
+                    opened("fresh")
+                continue
+            other = opened("fresh")
+            problems = [problem.object for problem in other.verify()]
+            assert problems == [name], (name, at)
+            if name.startswith("packs/") and at % 7 == 0:
+                _refuses_or_gives_exactly(other, ids, blobs)
+            if name.startswith("records/"):
+                with pytest.raises(Corrupt):
+                    other.get_record("t", "one")
+            other.close()
+        for cut in (0, 1, len(whole) // 2, len(whole) - 1):
+            path.write_bytes(whole[:cut])
+            if name != "config":
+                other = opened("fresh")
+                assert [problem.object for problem in other.verify()] == [name], (name, cut)
+                other.close()
+        path.write_bytes(whole)
+        shutil.rmtree(tmp_path / "fresh", ignore_errors=True)
+    check(opened("fresh"), ids, blobs)
+
+
+def _refuses_or_gives_exactly(repo: Repository, ids: list[bytes], blobs: list[bytes]) -> None:
+    for blob, data in zip(ids, blobs, strict=True):
+        try:
+            assert repo.read(blob) == data
+        except Corrupt:
+            pass
+    try:
+        assert dict(repo.read_many(ids)) == dict(zip(ids, blobs, strict=True))
+    except Corrupt:
+        pass
+
+
+def test_a_missing_pack_is_named_with_its_blobs(opened: Open, objects: Objects) -> None:
+    repo = opened()
+    ids = save(repo, "one", mixed(6, 5, 0))
+    (pack,) = [name for name, _, _ in objects.list("packs/")]
+    objects.delete([pack])
+    for read_data in (True, False):
+        (problem,) = repo.verify(read_data)
+        assert problem.object == pack
+        assert set(problem.blobs) == set(ids)
+    with pytest.raises(Corrupt):
+        repo.read(ids[0])
+    with pytest.raises(Corrupt):
+        list(repo.read_many(ids))
+
+
+def test_a_second_copy_is_read_when_the_first_is_damaged(opened: Open, objects: Objects, tmp_path: Path) -> None:
+    """Two writers at once may both store a blob: either copy will do."""
+    repo, blobs = opened(), mixed(7, 10)
+    with repo.writer() as one, opened("other").writer() as two:
+        for writer in (one, two):
+            ids = [writer.add(blob) for blob in blobs]
+        one.flush()
+        two.flush()
+    for name, size, _ in list(objects.list("packs/")):
+        whole = objects.get(name)
+        (tmp_path / "store" / name).write_bytes(bytes(size))
+        check(opened("third"), ids, blobs)
+        assert opened("third").read(ids[0]) == blobs[0]
+        (tmp_path / "store" / name).write_bytes(whole)
+
+
+def test_a_damaged_index_object_is_mended_by_gc(opened: Open, objects: Objects, tmp_path: Path) -> None:
+    repo, blobs = opened(), mixed(8)
+    ids = save(repo, "one", blobs)
+    (name,) = [name for name, _, _ in objects.list("index/")]
+    (tmp_path / "store" / name).write_bytes(b"nonsense")
+    other = opened("other")
+    with pytest.raises(Corrupt, match="index"):
+        other.read(ids[0])
+    assert other.gc(lambda: live(other)).missing_blobs == 0
+    check(other, ids, blobs)
+    assert other.verify() == []
+
+
+def test_hostile_sizes_are_refused_before_memory_is_taken(opened: Open, objects: Objects) -> None:
+    repo = opened()
+    bomb = fmt.compress(bytes(200 << 20), 1)
+    name = "index/zz"
+    block = fmt.Block(8, len(bomb), 1000, 0, 1)
+    objects.put("packs/0b", fmt.PACK + bomb)
+    objects.put(name, fmt.index_object(name, [fmt.PackIndex("packs/0b", [block], bytes(32), fmt.array("I", [1000]))]))
+    repo.refresh()
+    for blob in (bytes(32),):
+        with pytest.raises((Corrupt, NotFound)):
+            repo.read(blob)
+    lying = fmt.Block(8, 10, 5 << 30 & 0xFFFFFFFF, 0, 1)
+    for index in (
+        fmt.PackIndex("packs/0b", [lying], bytes(32), fmt.array("I", [lying.raw])),
+        fmt.PackIndex("packs/../../x", [], b"", fmt.array("I")),
+    ):
+        objects.put(name, fmt.index_object(name, [index]))
+        assert name in opened("fresh").index.bad() or opened("fresh2").verify()
