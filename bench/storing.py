@@ -14,7 +14,9 @@ from pathlib import Path
 
 from bench import workspace
 from bench.measure import Report, medians, timed
-from sandkeep.checkpoints import Source, Store, capture, unpack
+from sandkeep.checkpoints.capture import Source, capture
+from sandkeep.checkpoints.catalog import Store
+from sandkeep.checkpoints.unpack import unpack
 
 BASE = {"name": "bench", "fingerprint": "bench"}
 SLOW = ("tar|gzip", "borg", "git", "casync")  # once is enough

@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from sandkeep.checkpoints import Base, RepositorySpec, Source, capture_here, unpack, unpack_attachment, unpack_here
-from sandkeep.checkpoints.capture import load_record
+from sandkeep.checkpoints.base import Base
+from sandkeep.checkpoints.capture import Source, load_record
 from sandkeep.checkpoints.records import is_id, new_id, time_of
+from sandkeep.checkpoints.remote import RepositorySpec, capture_here, unpack_here
+from sandkeep.checkpoints.unpack import unpack, unpack_attachment
 from sandkeep.errors import BadArgument, CheckpointNotFound, StateConflict, StoreFull
 from sandkeep.store.writer import Writer
 from trees import BASE, fill, looks, open_repo, save, view, whiteout

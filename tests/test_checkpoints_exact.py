@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sandkeep.checkpoints import unpack
 from sandkeep.checkpoints.capture import load_record
+from sandkeep.checkpoints.unpack import unpack
 from trees import fill, looks, open_repo, save, whiteout
 
 
@@ -137,7 +137,7 @@ import os, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from trees import Base, looks, open_repo, save
-from sandkeep.checkpoints import unpack
+from sandkeep.checkpoints.unpack import unpack
 root = Path(sys.argv[2])
 with open_repo(root) as repo:
     mine = save(repo, root / "mine", below=Base({"/": str(root / "base")}))
@@ -170,7 +170,7 @@ import resource, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from trees import open_repo, save
-from sandkeep.checkpoints import unpack
+from sandkeep.checkpoints.unpack import unpack
 root = Path(sys.argv[2])
 with open_repo(root) as repo:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

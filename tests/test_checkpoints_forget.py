@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandkeep.checkpoints import Store, records, retention, unpack
+from sandkeep.checkpoints import records, retention
+from sandkeep.checkpoints.catalog import Store
 from sandkeep.checkpoints.needs import needed
 from sandkeep.checkpoints.retention import Keep, choose, parse_span, scaled
+from sandkeep.checkpoints.unpack import unpack
 from sandkeep.errors import BadArgument, CheckpointNotFound, Corrupt, StateConflict
 from sandkeep.store.format import record_name
 from trees import put

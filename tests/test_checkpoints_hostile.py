@@ -14,9 +14,11 @@ import msgpack
 import pytest
 
 from faulty import Crash, Faulty
-from sandkeep.checkpoints import Store, nodes, records, unpack
+from sandkeep.checkpoints import nodes, records
 from sandkeep.checkpoints.capture import load_record
+from sandkeep.checkpoints.catalog import Store
 from sandkeep.checkpoints.nodes import DIR, FIFO, FILE, SYMLINK, WHITEOUT, Entry
+from sandkeep.checkpoints.unpack import unpack
 from sandkeep.errors import Corrupt, SandkeepError
 from sandkeep.store.objects import open_objects
 from sandkeep.store.repository import Repository
@@ -267,7 +269,7 @@ import os, random, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from trees import save
-from sandkeep.checkpoints import Store
+from sandkeep.checkpoints.catalog import Store
 from sandkeep.errors import SandkeepError
 root, number = Path(sys.argv[2]), int(sys.argv[3])
 pick = random.Random(number)
@@ -286,7 +288,7 @@ print("done")
 COLLECTOR = """
 import sys
 from pathlib import Path
-from sandkeep.checkpoints import Store
+from sandkeep.checkpoints.catalog import Store
 from sandkeep.errors import Busy
 root = Path(sys.argv[2])
 with Store(root / "store", home=root / "collector") as store:

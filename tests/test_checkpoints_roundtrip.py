@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandkeep.checkpoints import Base, unpack
+from sandkeep.checkpoints.base import Base
 from sandkeep.checkpoints.capture import load_record
+from sandkeep.checkpoints.unpack import unpack
 from trees import looks, make_socket, open_repo, overlay, quick_folder, save, view
 
 NAMES = st.sampled_from([b"a", b"b", b"sub", b"file", b"link", b"\xff\xfe", b"new\nline", b"x" * 255])

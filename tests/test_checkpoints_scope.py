@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from sandkeep.checkpoints import Base, unpack
+from sandkeep.checkpoints.base import Base
 from sandkeep.checkpoints.filters import Filter
+from sandkeep.checkpoints.unpack import unpack
 from sandkeep.errors import BadArgument
 from trees import fill, make_socket, open_repo, save, whiteout
 

@@ -10,8 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from sandkeep.checkpoints import Base, Source, Store, capture, list_checkpoints, records, unpack
+from sandkeep.checkpoints import records
+from sandkeep.checkpoints.base import Base
+from sandkeep.checkpoints.capture import Source, capture
+from sandkeep.checkpoints.catalog import Store, list_checkpoints
 from sandkeep.checkpoints.globs import Glob
+from sandkeep.checkpoints.unpack import unpack
 from sandkeep.errors import (
     BadArgument,
     CheckpointNotFound,

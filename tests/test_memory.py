@@ -15,7 +15,7 @@ import pytest
 
 from conftest import Make
 from sandkeep import Sandbox, Store
-from sandkeep.checkpoints import unpack_attachment
+from sandkeep.checkpoints.unpack import unpack_attachment
 from sandkeep.errors import BadArgument, FloorNotReached, RuntimeFailed, SandboxPaused
 from sandkeep.model import Mount, State
 from sandkeep.sandbox.home import Home

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sandkeep.checkpoints import Store
+from sandkeep.checkpoints.catalog import Store
 from sandkeep.errors import BadArgument, StoreDenied, StoreFull, StoreUnreachable
 from sandkeep.sandbox import Sandbox
 from sandkeep.store.objects import Objects, open_objects

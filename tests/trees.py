@@ -13,7 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sandkeep.checkpoints import Base, Source, Store, capture, records
+from sandkeep.checkpoints import records
+from sandkeep.checkpoints.base import Base
+from sandkeep.checkpoints.capture import Source, capture
+from sandkeep.checkpoints.catalog import Store
 from sandkeep.model import CheckpointInfo
 from sandkeep.store.objects import open_objects
 from sandkeep.store.repository import Repository

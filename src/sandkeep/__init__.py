@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sandkeep.checkpoints import Store, list_checkpoints
-from sandkeep.errors import SandkeepError
-from sandkeep.model import CheckpointInfo, CommandResult, Limits, Mount, RestoreReport, SandboxInfo, SnapshotInfo, State
-from sandkeep.sandbox import AsyncSandbox, Persistence, Sandbox
-from sandkeep.workflow import StateManager
+from sandkeep.lazy import lazily
 
 if TYPE_CHECKING:
+    from sandkeep.checkpoints.catalog import Store, list_checkpoints
     from sandkeep.client import Remote
+    from sandkeep.errors import SandkeepError
+    from sandkeep.model import (
+        CheckpointInfo,
+        CommandResult,
+        Limits,
+        Mount,
+        RestoreReport,
+        SandboxInfo,
+        SnapshotInfo,
+        State,
+    )
+    from sandkeep.sandbox import AsyncSandbox, Persistence, Sandbox
+    from sandkeep.workflow import StateManager
 
 __all__ = [
     "AsyncSandbox",
@@ -31,6 +41,17 @@ __all__ = [
     "connect",
     "list_checkpoints",
 ]
+
+__getattr__ = lazily(
+    globals(),
+    {
+        "checkpoints.catalog": "Store list_checkpoints",
+        "errors": "SandkeepError",
+        "model": "CheckpointInfo CommandResult Limits Mount RestoreReport SandboxInfo SnapshotInfo State",
+        "sandbox": "AsyncSandbox Persistence Sandbox",
+        "workflow": "StateManager",
+    },
+)
 
 
 def connect(url: str | None = None, *, api_key: str | None = None) -> Remote:

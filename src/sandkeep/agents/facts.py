@@ -8,7 +8,7 @@ from typing import Any
 
 from sandkeep.agents import events
 from sandkeep.agents.spec import AgentSpec
-from sandkeep.checkpoints import Store
+from sandkeep.checkpoints.catalog import Store
 from sandkeep.errors import AgentMismatch, FileMissing
 from sandkeep.model import WORKSPACE, CheckpointInfo
 

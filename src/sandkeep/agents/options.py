@@ -13,7 +13,7 @@ from sandkeep.agents import registry, setup
 from sandkeep.agents.events import Masker
 from sandkeep.agents.setup import Named
 from sandkeep.agents.spec import AgentSpec
-from sandkeep.checkpoints import Store
+from sandkeep.checkpoints.catalog import Store
 from sandkeep.errors import BadArgument
 from sandkeep.model import HOME, WORKSPACE, Limits, Mount
 from sandkeep.sandbox.home import Home

@@ -5,19 +5,19 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sandkeep.checkpoints.merge import Progress
 from sandkeep.checkpoints.nodes import CHUNK, FIFO, HOLE, INLINE, SYMLINK, Entry
 from sandkeep.checkpoints.places import reach
 from sandkeep.errors import Corrupt
 
+if TYPE_CHECKING:
+    from sandkeep.checkpoints.merge import Progress
+
 _OPEN_FILES = 128
-_AHEAD = 32  # chunks given to the helper
 _PAGE = 4096
 _ZERO_PAGE = bytes(_PAGE)
 _REPORT_EVERY = 512
@@ -34,12 +34,21 @@ class LayerFiles:
         self._holey = holey
         self._progress = progress
         self._open: OrderedDict[int, int] = OrderedDict()
-        self._helper = ThreadPoolExecutor(1, "unpack")  # writes large files, and alone opens them until `finish`
-        self._given: deque[Future[None]] = deque()
         self._umask = _umask()
         self._me = (os.geteuid(), os.getegid())
-        self._lost: Counter[str] = Counter()
-        self._done = self._bytes = 0
+        self.lost: Counter[str] = Counter()
+        self.given_up = False
+        self.done = self.bytes = 0
+        self.beside: tuple[int, int, Counter[str]] = (0, 0, Counter())  # the same of a process that makes some too
+
+    @contextmanager
+    def given_up_on_error(self) -> Iterator[None]:
+        """Threads that help see in `given_up` that they need not go on."""
+        try:
+            yield
+        except BaseException:
+            self.given_up = True
+            raise
 
     def make_folders(self, paths: list[bytes]) -> None:
         """Parents first."""
@@ -65,29 +74,21 @@ class LayerFiles:
                     os.ftruncate(fd, entry.size)
                 os.close(fd)
 
-    def write(self, number: int, chunk: int, data: bytes) -> None:
-        path, entry = self._files[number]
-        if len(data) != min(CHUNK, entry.size - chunk * CHUNK):
-            raise Corrupt(
-                f"a chunk of {os.fsdecode(path)} has a wrong size", "run verify to see which checkpoints suffer"
-            )
-        if entry.size <= CHUNK:
-            self._whole(path, entry, data)
-            return
-        while len(self._given) >= _AHEAD:
-            self._given.popleft().result()
-        self._given.append(self._helper.submit(self._write_chunk, number, chunk, data))
+    def whole(self, path: bytes, entry: Entry, data: bytes) -> None:
+        """A file of at most one chunk."""
+        _check(path, entry, 0, data)
+        self._whole(path, entry, data)
 
-    def _write_chunk(self, number: int, chunk: int, data: bytes) -> None:
+    def chunk(self, number: int, chunk: int, data: bytes) -> None:
+        """A part of a larger file. One thread may write these while another makes whole ones."""
         path, entry = self._files[number]
+        _check(path, entry, chunk, data)
         (_write_sparse if entry.flag else _write_at)(self._large(number, path), data, chunk * CHUNK)
 
     def finish(
         self, linked: dict[bytes, bytes], others: list[tuple[bytes, Entry]], folders: list[tuple[bytes, Entry]]
     ) -> None:
         """All that must come after the contents: large files' attributes, links, special entries, folders' attributes."""
-        while self._given:
-            self._given.popleft().result()
         for number, (path, entry) in enumerate(self._files):
             if entry.size > CHUNK:
                 self._dress(self._large(number, path), entry, made=0o600)
@@ -104,12 +105,11 @@ class LayerFiles:
         self._report(final=True)
 
     def close(self) -> None:
-        self._helper.shutdown(cancel_futures=True)
         while self._open:
             os.close(self._open.popitem()[1])
 
     def notes(self) -> list[str]:
-        return [f"{what} could not be set on {count} entries" for what, count in self._lost.items()]
+        return [f"{what} could not be set on {count} entries" for what, count in (self.lost + self.beside[2]).items()]
 
     @contextmanager
     def _at(self, path: bytes) -> Iterator[tuple[int, bytes]]:
@@ -192,13 +192,18 @@ class LayerFiles:
         except OSError as error:
             if error.errno not in _CANNOT:
                 raise
-            self._lost[what] += 1
+            self.lost[what] += 1
 
     def _report(self, size: int = 0, final: bool = False) -> None:
-        self._done += not final
-        self._bytes += size
-        if self._progress is not None and (final or self._done % _REPORT_EVERY == 0):
-            self._progress("unpack", self._done, self._bytes)
+        self.done += not final
+        self.bytes += size
+        if self._progress is not None and (final or self.done % _REPORT_EVERY == 0):
+            self._progress("unpack", self.done + self.beside[0], self.bytes + self.beside[1])
+
+
+def _check(path: bytes, entry: Entry, chunk: int, data: bytes) -> None:
+    if len(data) != min(CHUNK, entry.size - chunk * CHUNK):
+        raise Corrupt(f"a chunk of {os.fsdecode(path)} has a wrong size", "run verify to see which checkpoints suffer")
 
 
 def _write_at(fd: int, data: bytes, at: int) -> None:

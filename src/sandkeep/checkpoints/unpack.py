@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,10 +18,11 @@ from pathlib import Path
 from sandkeep.checkpoints import plan as planning
 from sandkeep.checkpoints.attachments import detach
 from sandkeep.checkpoints.base import Base
+from sandkeep.checkpoints.beside import Beside, Files, Supply, beside
 from sandkeep.checkpoints.capture import load_list, load_record
 from sandkeep.checkpoints.layerfiles import LayerFiles
 from sandkeep.checkpoints.merge import Progress
-from sandkeep.checkpoints.nodes import CHUNK, INLINE, chunk_count, data_chunks
+from sandkeep.checkpoints.nodes import CHUNK, HOLE, INLINE, chunk_count, data_chunks
 from sandkeep.checkpoints.plan import OutOfReach, Plan
 from sandkeep.errors import BadArgument, Corrupt, NotFound, StoreFull
 from sandkeep.store.repository import Repository
@@ -117,21 +119,20 @@ def _write(
 ) -> tuple[int, int, list[str]]:
     root = os.open(to, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        linked = _links(plan)
-        plan.files = [item for item in plan.files if item[0] not in linked]
-        _check_room(repo, root, plan, limit)
-        wanted, holey = _wanted(repo, plan)
-        layer = LayerFiles(root, plan.files, holey, progress)
-        try:
-            layer.make_folders([path for path, _ in plan.folders])
-            layer.start()
-            for blob, data in repo.read_many(wanted):
-                for number, chunk in wanted[blob]:
-                    layer.write(number, chunk, data)
-            layer.finish(linked, plan.others, [(b"", plan.root), *plan.folders])
-        finally:
-            layer.close()
-        return len(plan) + len(linked), sum(e.size for _, e in plan.files), layer.notes()
+        with beside(root, len(plan.files)) as process:
+            linked = _links(plan)
+            plan.files = [item for item in plan.files if item[0] not in linked]
+            _check_room(repo, root, plan, limit)
+            small, large, holey = _wanted(repo, plan)
+            layer = LayerFiles(root, plan.files, holey, progress)
+            try:
+                layer.make_folders([path for path, _ in plan.folders])
+                layer.start()
+                _fill(repo, layer, small, large, process)
+                layer.finish(linked, plan.others, [(b"", plan.root), *plan.folders])
+            finally:
+                layer.close()
+            return len(plan) + len(linked), sum(e.size for _, e in plan.files), layer.notes()
     finally:
         os.close(root)
 
@@ -152,19 +153,52 @@ def _links(plan: Plan) -> dict[bytes, bytes]:
     return linked
 
 
-def _wanted(repo: Repository, plan: Plan) -> tuple[dict[bytes, list[tuple[int, int]]], set[int]]:
-    """Chunk → where it goes: (file number, chunk number); and the numbers of the files that have chunks of zeros."""
-    wanted: dict[bytes, list[tuple[int, int]]] = {}
+Chunks = dict[bytes, list[tuple[int, int]]]  # blob → (file number, chunk number)
+
+
+def _wanted(repo: Repository, plan: Plan) -> tuple[Files, Chunks, set[int]]:
+    """The files of one chunk, the chunks of larger ones, and the numbers of those that have chunks of zeros."""
+    small: Files = {}
+    large: Chunks = {}
     holey: set[int] = set()
-    for number, (_, entry) in enumerate(plan.files):
-        if entry.size > INLINE:
-            placed = 0
-            for chunk, blob in data_chunks(entry, repo.read):
-                wanted.setdefault(blob, []).append((number, chunk))
-                placed += 1
-            if placed < chunk_count(entry.size):
-                holey.add(number)
-    return wanted, holey
+    for number, (path, entry) in enumerate(plan.files):
+        if entry.size <= INLINE or entry.data == HOLE:
+            continue
+        if entry.size <= CHUNK:
+            small.setdefault(entry.data, []).append((path, entry))
+            continue
+        placed = 0
+        for chunk, blob in data_chunks(entry, repo.read):
+            large.setdefault(blob, []).append((number, chunk))
+            placed += 1
+        if placed < chunk_count(entry.size):
+            holey.add(number)
+    return small, large, holey
+
+
+def _fill(repo: Repository, layer: LayerFiles, small: Files, large: Chunks, process: Beside | None) -> None:
+    """A thread writes the large files; this one makes the small ones, and shares them with the process if there is one."""
+    with ThreadPoolExecutor(2, "unpack") as threads, layer.given_up_on_error():
+        rest = threads.submit(_fill_large, repo, layer, large)
+        if process is not None:
+            supply = Supply(repo, small)
+            shared = threads.submit(process.work, supply, layer)
+            for task in supply:
+                supply.made(task.make(layer))
+            shared.result()
+            small = {blob: small[blob] for blob in supply.missing}
+        for blob, data in repo.read_many(small):
+            for path, entry in small[blob]:
+                layer.whole(path, entry, data)
+        rest.result()
+
+
+def _fill_large(repo: Repository, layer: LayerFiles, chunks: Chunks) -> None:
+    for blob, data in repo.read_many(chunks):
+        if layer.given_up:
+            return
+        for number, chunk in chunks[blob]:
+            layer.chunk(number, chunk, data)
 
 
 def _check_room(repo: Repository, root: int, plan: Plan, limit: int | None) -> None:

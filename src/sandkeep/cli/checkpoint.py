@@ -12,7 +12,7 @@ import click
 from rich.progress import Progress
 from rich.tree import Tree
 
-from sandkeep.checkpoints import Store
+from sandkeep.checkpoints.catalog import Store
 from sandkeep.checkpoints.compare import Change
 from sandkeep.checkpoints.lineage import Branch
 from sandkeep.checkpoints.retention import ForgetReport

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sandkeep.checkpoints import Store
+from sandkeep.checkpoints.catalog import Store
 from sandkeep.checkpoints.merge import Progress
 from sandkeep.errors import RuntimeFailed, SandkeepError
 from sandkeep.model import RestoreReport

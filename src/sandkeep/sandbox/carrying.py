@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import BinaryIO
 
-from sandkeep.checkpoints import Store
+from sandkeep.checkpoints.catalog import Store
 from sandkeep.errors import BadArgument
 from sandkeep.model import RestoreReport
 from sandkeep.sandbox import keeping

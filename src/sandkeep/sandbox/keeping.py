@@ -11,11 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from sandkeep.checkpoints import Base as Below
-from sandkeep.checkpoints import Source, Store, capture_here, unpack_here
+from sandkeep.checkpoints.base import Base as Below
+from sandkeep.checkpoints.capture import Source
+from sandkeep.checkpoints.catalog import Store
 from sandkeep.checkpoints.filters import Filter
 from sandkeep.checkpoints.merge import Progress
 from sandkeep.checkpoints.records import check_words
+from sandkeep.checkpoints.remote import capture_here, unpack_here
 from sandkeep.errors import BadArgument
 from sandkeep.model import CheckpointInfo, RestoreReport
 from sandkeep.runtime.base import Base, resolve

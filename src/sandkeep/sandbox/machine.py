@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sandkeep.checkpoints import Store
+from sandkeep.checkpoints.catalog import Store
 from sandkeep.errors import SandboxDead, SandboxPaused, SandkeepError
 from sandkeep.layers.pool import throw_away
 from sandkeep.model import RestoreReport, State

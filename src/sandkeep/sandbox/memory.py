@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sandkeep.checkpoints import Store, unpack_attachment_here
+from sandkeep.checkpoints.catalog import Store
+from sandkeep.checkpoints.remote import unpack_attachment_here
 from sandkeep.errors import BadArgument, FloorNotReached, RuntimeFailed, SandboxDead
 from sandkeep.layers.pool import remove_later
 from sandkeep.runtime import image

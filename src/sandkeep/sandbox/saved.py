@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from sandkeep.checkpoints import Store
 from sandkeep.checkpoints.capture import load_json
+from sandkeep.checkpoints.catalog import Store
 from sandkeep.errors import CheckpointNotFound
 from sandkeep.model import CheckpointInfo
 

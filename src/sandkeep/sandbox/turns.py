@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sandkeep.checkpoints import Store
+from sandkeep.checkpoints.catalog import Store
 from sandkeep.errors import BadArgument, CheckpointNotFound
 from sandkeep.model import CheckpointInfo
 from sandkeep.sandbox import keeping

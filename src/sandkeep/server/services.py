@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
-from sandkeep.checkpoints import Store
+from sandkeep.checkpoints.catalog import Store
 from sandkeep.errors import BadArgument, CheckpointNotFound, Denied, SandboxElsewhere, SandboxNotFound, SandkeepError
 from sandkeep.model import CheckpointInfo, Limits, RestoreReport, SandboxInfo, SnapshotInfo
 from sandkeep.sandbox import AsyncSandbox, lifecycle, pausing

@@ -9,7 +9,7 @@ import hashlib
 import re
 import threading
 
-from sandkeep.checkpoints import Store
+from sandkeep.checkpoints.catalog import Store
 from sandkeep.server.settings import Settings
 from sandkeep.store.objects import Objects, open_objects
 

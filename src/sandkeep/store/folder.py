@@ -196,8 +196,8 @@ def _make(folder: Path) -> None:
         try:
             path.mkdir(exist_ok=True)
             _sync(path.parent)
-        except FileNotFoundError:
-            return  # its parent was removed meanwhile: the caller tries again
+        except (FileNotFoundError, FileExistsError):
+            return  # its parent, or itself, was removed meanwhile: the caller tries again
 
 
 def _sync(folder: Path) -> None:

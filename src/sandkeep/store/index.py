@@ -20,6 +20,7 @@ from typing import TypeVar
 from sandkeep.errors import BadArgument, Corrupt, NotFound, StoreError
 from sandkeep.store.format import PackIndex, read_index_object
 from sandkeep.store.objects import Objects
+from sandkeep.store.stored import Place
 
 T = TypeVar("T")
 
@@ -41,20 +42,6 @@ _BATCH = 900
 _PASSES = 100  # each keeps what it found, and only what a collector made meanwhile is left for the next
 
 DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)  # the second: an error message that quotes a damaged schema
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where one copy of a blob lies."""
-
-    id: bytes
-    pack: str
-    offset: int
-    stored: int
-    raw: int
-    crc: int
-    start: int
-    length: int
 
 
 _PLACE = (bytes, str, int, int, int, int, int, int)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import groupby, islice
+from itertools import islice
+from typing import TypeVar
 
 from sandkeep.errors import Corrupt, NotFound
-from sandkeep.store.format import sha256, unblock
-from sandkeep.store.index import Index, Place
+from sandkeep.store.format import unblock
+from sandkeep.store.index import Index
 from sandkeep.store.objects import Objects
+from sandkeep.store.stored import Place, Stored, cut
+
+T = TypeVar("T")
 
 WINDOW = 65_536  # ids whose places are held at once
 RUN = 2 << 20  # stored bytes fetched at once
@@ -33,7 +37,7 @@ class Reader:
             self._look_again(look)
             for place in self._index.places([blob]):
                 try:
-                    return _cut(self._block(place), place)
+                    return cut(self._block(place), place)
                 except (Corrupt, NotFound):
                     break
         return self._recover(blob)
@@ -64,7 +68,7 @@ class Reader:
         for attempt in range(2):
             for place in list(self._index.places([blob])):
                 try:
-                    return _cut(
+                    return cut(
                         unblock(self._objects.get(place.pack, place.offset, place.stored), place.raw, place.pack), place
                     )
                 except NotFound:
@@ -88,74 +92,55 @@ class Reader:
         raise NotFound(f"blob {blob.hex()} is not in the store")
 
     def read_many(self, blobs: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
-        source = iter(blobs)
-        while ids := list(dict.fromkeys(islice(source, WINDOW))):
-            yield from self._window(ids)
+        for ids in _windows(blobs):
+            missing = dict.fromkeys(ids)
+            for look in range(3):
+                self._look_again(look)
+                for found in self._ahead(lambda run: list(self._stored(run).blobs()), list(missing)):
+                    for blob, data in found:
+                        del missing[blob]
+                        yield blob, data
+                if not missing:
+                    break
+            for blob in missing:
+                yield blob, self._recover(blob)
 
-    def _window(self, ids: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
-        for look in range(3):
-            self._look_again(look)
-            places: dict[bytes, Place] = {}
-            for place in self._index.places(ids):
-                places.setdefault(place.id, place)
-            lost = [blob for blob in ids if blob not in places]
-            yield from self._fetch(
-                _runs(sorted(places.values(), key=lambda place: (place.pack, place.offset, place.start))), lost
-            )
-            if not lost:
-                return
-            ids = lost
-        for blob in ids:
-            yield blob, self._recover(blob)
+    def stored(self, blobs: Iterable[bytes]) -> Iterator[Stored]:
+        """What holds these blobs, unopened and unchecked. Those it does not come with are for `read_many`."""
+        for ids in _windows(blobs):
+            yield from self._ahead(self._stored, ids)
 
-    def _fetch(self, runs: Iterator[list[Place]], lost: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
-        """Blobs of these runs, several runs at once; ids of those that were not right are added to `lost`."""
-        waiting: deque[Future[tuple[list[tuple[bytes, bytes]], list[bytes]]]] = deque()
+    def _ahead(self, work: Callable[[list[Place]], T], ids: list[bytes]) -> Iterator[T]:
+        """`work` on every run that holds some of these blobs, in threads, a few runs ahead."""
+        places: dict[bytes, Place] = {}
+        for place in self._index.places(ids):
+            places.setdefault(place.id, place)
+        runs = _runs(sorted(places.values(), key=lambda place: (place.pack, place.offset, place.start)))
+        waiting: deque[Future[T]] = deque()
         pool = ThreadPoolExecutor(self._objects.parallel, "read")
         try:
             for run in islice(runs, self._objects.parallel + 1):
-                waiting.append(pool.submit(self._run, run))
+                waiting.append(pool.submit(work, run))
             while waiting:
-                found, bad = waiting.popleft().result()
-                lost += bad
+                done = waiting.popleft().result()
                 for run in islice(runs, 1):
-                    waiting.append(pool.submit(self._run, run))
-                yield from found
+                    waiting.append(pool.submit(work, run))
+                yield done
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _run(self, run: list[Place]) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
-        """The blobs of one run, and the ids of those that are not right."""
+    def _stored(self, run: list[Place]) -> Stored:
         start, end = run[0].offset, run[-1].offset + run[-1].stored
-        found: list[tuple[bytes, bytes]] = []
         try:
-            data = memoryview(self._objects.get(run[0].pack, start, end - start))
+            return Stored(run, self._objects.get(run[0].pack, start, end - start))
         except (Corrupt, NotFound):
-            return found, [place.id for place in run]
-        bad: list[bytes] = []
-        for offset, group in groupby(run, key=lambda place: place.offset):
-            members = list(group)
-            first = members[0]
-            try:
-                raw = unblock(data[offset - start : offset - start + first.stored], first.raw, first.pack)
-            except Corrupt:
-                bad += [place.id for place in members]
-                continue
-            for place in members:
-                try:
-                    found.append((place.id, _cut(raw, place)))
-                except Corrupt:
-                    bad.append(place.id)
-        return found, bad
+            return Stored([], b"")
 
 
-def _cut(raw: bytes | memoryview, place: Place) -> bytes:
-    data = raw if len(raw) == place.length else memoryview(raw)[place.start : place.start + place.length]
-    if sha256(data) != place.id:
-        raise Corrupt(
-            f"blob {place.id.hex()} in {place.pack} is damaged: its SHA-256 is another", "run verify", object=place.pack
-        )
-    return bytes(data)
+def _windows(blobs: Iterable[bytes]) -> Iterator[list[bytes]]:
+    source = iter(blobs)
+    while ids := list(dict.fromkeys(islice(source, WINDOW))):
+        yield ids
 
 
 def _runs(places: list[Place]) -> Iterator[list[Place]]:

@@ -18,6 +18,7 @@ from sandkeep.store.lease import LEASE, put_sealed, read_sealed
 from sandkeep.store.objects import Objects, check_name
 from sandkeep.store.reader import Reader
 from sandkeep.store.records import Records
+from sandkeep.store.stored import Stored
 from sandkeep.store.writer import Writer
 
 if TYPE_CHECKING:
@@ -62,6 +63,10 @@ class Repository:
     def read_many(self, blobs: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
         """(id, content) in any order, each id once within any 65,536 asked for."""
         return self._reader.read_many(blobs)
+
+    def stored(self, blobs: Iterable[bytes]) -> Iterator[Stored]:
+        """For who opens blobs elsewhere; those it does not come with are for `read_many`."""
+        return self._reader.stored(blobs)
 
     def has(self, blob: bytes) -> bool:
         return self.size_of(blob) is not None

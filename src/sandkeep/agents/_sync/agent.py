@@ -20,7 +20,7 @@ from sandkeep.agents.options import Options, check_prompt
 from sandkeep.agents.response import AgentResponse, AgentStatus, RunStatus
 from sandkeep.agents.schema import check_schema
 from sandkeep.agents.setup import Named
-from sandkeep.checkpoints import Store
+from sandkeep.checkpoints.catalog import Store
 from sandkeep.errors import AgentMismatch, BadArgument, FileError, NotFound, SandboxNotFound, SandkeepError
 from sandkeep.model import HOME, WORKSPACE, CheckpointInfo, RestoreReport, State
 from sandkeep.sandbox import Sandbox, keeping

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 
-from sandkeep.checkpoints import Store
+from sandkeep.checkpoints.catalog import Store
 from sandkeep.checkpoints.lineage import Branch
 from sandkeep.errors import BadArgument, CheckpointNotFound, FileError
 from sandkeep.sandbox._async.bridge import blocking
