@@ -101,7 +101,7 @@ def capture(
         raise BadArgument(f"{parent_id!r} is not the id of a checkpoint")
     rules = Filter(scope, exclude)
     facts, loose = canonical(dict(session), "session"), canonical(dict(volatile or {}), "volatile")
-    with repo.writer() as writer:
+    with _opened([*source.trees][::-1]) as trees, repo.writer() as writer:
         # The parent is read while the writer is announced: from here on a collector keeps what it names.
         parent = load_record(repo, source.parent) if source.parent else None
         if parent is not None and (parent.scope, parent.exclude) != (rules.scope, rules.exclude):
@@ -109,7 +109,7 @@ def capture(
                 "the parent was saved with another scope or other exclusions",
                 "capture all the sandbox's layers on top of its base (parent None), and name the parent by parent_id",
             )
-        root, links, left_out = _merge(repo, writer, source, parent, rules, progress)
+        root, links, left_out = _merge(repo, writer, trees, source.base, parent, rules, progress)
         attached = {name: attach(writer, folder) for name, folder in (attachments or {}).items()}
         session_blob = writer.add(facts)
         if unless is not None and (same := _same(repo, unless, root, links, base, session_blob, attached)):
@@ -142,13 +142,12 @@ def capture(
 
 
 def _merge(
-    repo: Repository, writer: Writer, source: Source, parent: Record | None, rules: Filter, progress: Progress | None
-) -> tuple[Entry, bytes | None, dict[bytes, str]]:
+    repo: Repository, writer: Writer, trees: list[int], base: Base, parent: Record | None, rules: Filter, progress: Progress | None
+) -> tuple[Entry, bytes | None, dict[bytes, str]]:  # fmt: skip
     before = load_list(repo, parent.left_out) if parent else []
     groups = load_list(repo, parent.links) if parent else []
-    with _opened([*source.trees][::-1]) as trees:
-        merge = Merge(trees, source.base, rules, repo.read, writer, progress)
-        root = merge.run(parent.root if parent else None, (path for path, why in before if why == "environment"))
+    merge = Merge(trees, base, rules, repo.read, writer, progress)
+    root = merge.run(parent.root if parent else None, (path for path, why in before if why == "environment"))
     return root, _add_list(writer, merge.groups(groups)), merge.all_left_out(map(tuple, before))
 
 

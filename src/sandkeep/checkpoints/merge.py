@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from functools import partial
 
 from sandkeep.checkpoints import nodes
 from sandkeep.checkpoints.base import Base
-from sandkeep.checkpoints.contents import read_contents, read_xattrs, same_state
+from sandkeep.checkpoints.contents import LargeFile, is_sparse, read_small, read_xattrs, same_state
 from sandkeep.checkpoints.filters import Filter
-from sandkeep.checkpoints.nodes import DIR, FIFO, FILE, SYMLINK, WHITEOUT, Entry
+from sandkeep.checkpoints.nodes import CHUNK, DIR, FIFO, FILE, SYMLINK, WHITEOUT, Entry
 from sandkeep.checkpoints.places import join, open_folder
 from sandkeep.errors import StateConflict
 from sandkeep.layers.overlay import is_opaque, is_whiteout
@@ -28,7 +29,7 @@ _REPORT_EVERY = 512
 class _Folder:
     """A directory while it is merged: which trees have it, what the parent had, whether the base shows through."""
 
-    __slots__ = ("above", "base_shows", "entry", "masked", "path", "pending", "rows", "trees")
+    __slots__ = ("above", "base_shows", "entry", "large", "late", "masked", "path", "pending", "rows", "trees")
 
     def __init__(self, path: bytes, entry: Entry) -> None:
         self.path = path
@@ -39,6 +40,18 @@ class _Folder:
         self.base_shows = False
         self.rows: dict[bytes, Entry] = {}
         self.pending: list[_Folder] = []
+        self.large: list[tuple[bytes, LargeFile, list[Future[bytes]]]] = []  # files that threads still read
+        self.late: list[
+            tuple[_Folder, _Folder]
+        ] = []  # scanned folders that wait for such files, the inner ones first, with their parents
+
+    def ready(self) -> bool:
+        return all(
+            part.done()
+            for folder in (self, *(one for one, _ in self.late))
+            for _, _, parts in folder.large
+            for part in parts
+        )
 
 
 class Merge:
@@ -49,7 +62,7 @@ class Merge:
         self._base = base
         self._rules = rules
         self._read = read
-        self._add = writer.add
+        self._add, self._later = writer.add, writer.later
         self._add_node = partial(writer.add, meta=True)
         self._progress = progress
         self._links: dict[tuple[int, int], tuple[Entry, list[bytes]]] = {}
@@ -79,13 +92,12 @@ class Merge:
                 stack.append(below)
                 continue
             stack.pop()
+            if stack and not here.ready():
+                stack[-1].late += [*here.late, (here, stack[-1])]
+                continue
             done = self._finish(here)
-            if not stack:
-                break
-            if done is None:
-                stack[-1].rows.pop(here.entry.name, None)
-            else:
-                stack[-1].rows[here.entry.name] = done
+            if stack:
+                _put(stack[-1], here.entry.name, done)
         self._report(final=True)
         return done or root.entry
 
@@ -155,7 +167,7 @@ class Merge:
                 continue
             if self._incremental:
                 self.replaced.add(path)
-            entry = self._file(name, path, tree, fd) if is_file else self._special(name, path, fd)
+            entry = self._file(here, name, path, tree, fd) if is_file else self._special(name, path, fd)
             if entry is None:
                 self._erase(here, name, path)
             else:
@@ -224,7 +236,7 @@ class Merge:
                 os.close(fd)
         return path in self._environments
 
-    def _file(self, name: bytes, path: bytes, tree: int, fd: int) -> Entry:
+    def _file(self, here: _Folder, name: bytes, path: bytes, tree: int, fd: int) -> Entry:
         file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=fd)
         try:
             state = os.fstat(file)
@@ -233,7 +245,10 @@ class Merge:
                 entry, paths = self._links[key]
                 paths.append(path)
                 return entry._replace(name=name)
-            data, sparse = read_contents(file, state, self._add)
+            if state.st_size > CHUNK:
+                data, sparse = self._large(here, name, LargeFile(self._trees[tree], path, state)), is_sparse(state)
+            else:
+                data, sparse = read_small(file, state, self._add)
             entry = Entry(
                 name, FILE, stat.S_IMODE(state.st_mode), state.st_uid, state.st_gid, read_xattrs(file),
                 state.st_size, data, sparse, 0, state.st_mtime_ns,
@@ -245,6 +260,14 @@ class Merge:
         if state.st_nlink > 1:
             self._links[key] = (entry, [path])
         return entry
+
+    def _large(self, here: _Folder, name: bytes, file: LargeFile) -> bytes:
+        """Nothing yet, but for a file of several names, which all need it."""
+        parts = [self._later(part) for part in file.parts()]
+        if file.state.st_nlink > 1:
+            return file.data((part.result() for part in parts), self._add)
+        here.large.append((name, file, parts))
+        return b""
 
     def _special(self, name: bytes, path: bytes, fd: int) -> Entry | None:
         state = os.stat(name, dir_fd=fd, follow_symlinks=False)
@@ -267,6 +290,13 @@ class Merge:
             here.rows.pop(name, None)
 
     def _finish(self, here: _Folder) -> Entry | None:
+        for folder, parent in here.late:
+            _put(parent, folder.entry.name, self._close(folder))
+        return self._close(here)
+
+    def _close(self, here: _Folder) -> Entry | None:
+        for name, file, parts in here.large:
+            here.rows[name] = here.rows[name]._replace(data=file.data((part.result() for part in parts), self._add))
         entry, rows = here.entry, here.rows
         if here.path and (here.base_shows or entry.flag):
             below = self._base.names(here.path) if entry.flag or any(_hides(row) for row in rows.values()) else set()
@@ -298,6 +328,13 @@ class Merge:
         self._bytes += size
         if self._progress is not None and (final or self._done % _REPORT_EVERY == 0):
             self._progress("capture", self._done, self._bytes)
+
+
+def _put(folder: _Folder, name: bytes, entry: Entry | None) -> None:
+    if entry is None:
+        folder.rows.pop(name, None)
+    else:
+        folder.rows[name] = entry
 
 
 def _hides(row: Entry) -> bool:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import threading
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from itertools import pairwise
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from sandkeep.errors import BadArgument, StateConflict
 from sandkeep.store.format import (
@@ -35,10 +35,14 @@ from sandkeep.store.index import Index
 from sandkeep.store.lease import Lease
 from sandkeep.store.objects import Objects, check_name
 
+T = TypeVar("T")
+Add = Callable[[bytes], bytes]
+
 BIG = 128 << 10  # a blob from this size on is a block of its own
 GROUP = 512 << 10  # raw bytes of a block of small blobs
 PACK_SIZE = 16 << 20
 WAITING = 12 << 20  # raw bytes between `add` and the pack
+LATER = 256  # works that wait for a thread
 UPLOADS = 2  # packs on their way at once
 THOROUGH = 2 << 20  # the first bytes of a writer are compressed harder: most writers have no more
 SAMPLES = 8  # pages looked at to see whether a large block is worth compressing
@@ -89,6 +93,7 @@ class Writer:
         self._room = threading.Condition()
         self._failed: BaseException | None = None
         self._upload_slots = threading.BoundedSemaphore(UPLOADS)
+        self._later_slots = threading.BoundedSemaphore(LATER)
 
     def __enter__(self) -> Writer:
         if self._own_lease:
@@ -99,6 +104,7 @@ class Writer:
             self._end()
             raise
         self._compressors = ThreadPoolExecutor(2, "compress")
+        self._workers = ThreadPoolExecutor(2, "work")
         self._uploaders = ThreadPoolExecutor(UPLOADS, "upload")
         return self
 
@@ -106,6 +112,7 @@ class Writer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Nothing is flushed here: what was not flushed and published was not wanted."""
+        self._workers.shutdown(cancel_futures=True)
         self._compressors.shutdown(cancel_futures=True)
         self._uploaders.shutdown(cancel_futures=True)
         self._end()
@@ -133,6 +140,34 @@ class Writer:
         group.size += size
         if group.size >= GROUP:
             self._cut(meta)
+        return blob
+
+    def later(self, work: Callable[[Add], T]) -> Future[T]:
+        """`work` in a thread, with an `add` of its own that hashes and compresses there and then: for large contents that need
+        not pass through the caller's memory."""
+        self._later_slots.acquire()
+        job = self._workers.submit(self._work, work)
+        self._watch(job)
+        return job
+
+    def _work(self, work: Callable[[Add], T]) -> T:
+        with self._reported():
+            try:
+                self._check()
+                return work(self._add_now)
+            finally:
+                self._later_slots.release()
+
+    def _add_now(self, data: bytes) -> bytes:
+        blob = sha256(data)
+        with self._lock:
+            if blob in self._seen:
+                return blob
+            self._seen.add(blob)
+            level = self._level()
+        if not (self._dedup and self._index.known([blob], self._lease.condemned)):
+            self._count(1, len(data))
+            self._store([blob], [len(data)], data, level)
         return blob
 
     def add_pieces(self, data: memoryview, ends: Sequence[int]) -> Future[list[bytes]]:
@@ -179,10 +214,13 @@ class Writer:
                 return
             ids, parts = [blob for blob, _ in kept], [part for _, part in kept]
             size = sum(map(len, parts))
-        level = 1 if self.raw_bytes > THOROUGH else 6
+        level = self._level()
         self._count(len(ids), size)
         self._take_room(size)
         self._watch(self._compressors.submit(self._compress, ids, parts, size, level))
+
+    def _level(self) -> int:
+        return 1 if self.raw_bytes > THOROUGH else 6
 
     def _count(self, blobs: int, size: int) -> None:
         with self._lock:
@@ -224,12 +262,12 @@ class Writer:
 
     def _compress(self, ids: list[bytes], parts: list[bytes], size: int, level: int) -> None:
         with self._reported():
-            raw = parts[0] if len(parts) == 1 else b"".join(parts)
-            stored = compress(raw, level)
-            if len(stored) >= size:
-                stored = raw
-            self._fill(ids, list(map(len, parts)), stored, size)
+            self._store(ids, list(map(len, parts)), parts[0] if len(parts) == 1 else b"".join(parts), level)
             self._give_room(size)
+
+    def _store(self, ids: list[bytes], lengths: list[int], raw: bytes, level: int) -> None:
+        stored = compress(raw, level)
+        self._fill(ids, lengths, stored if len(stored) < len(raw) else raw, len(raw))
 
     def _fill(
         self, ids: list[bytes], lengths: list[int], stored: bytes | memoryview, size: int, soon: bool = True
