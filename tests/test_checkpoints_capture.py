@@ -238,24 +238,25 @@ def test_links_of_a_replaced_folder_are_forgotten(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["rewritten", "longer", "shorter"])
+@pytest.mark.parametrize(("size", "method"), [(200_000, "add"), (1_000_000, "_add_now")])
 def test_a_file_that_changes_while_it_is_read_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, size: int, method: str
 ) -> None:
-    tree = fill(tmp_path / "tree", {"log": b"x" * 1_000_000})
+    tree = fill(tmp_path / "tree", {"log": b"x" * size})
     os.utime(tree / "log", ns=(1, 1))
-    add = Writer.add
+    add = getattr(Writer, method)
 
-    def add_and_change(writer: Writer, data: bytes, meta: bool = False) -> bytes:
+    def add_and_change(writer: Writer, data: bytes, **how_to: bool) -> bytes:
         if how == "shorter":
-            os.truncate(tree / "log", 500_000)
+            os.truncate(tree / "log", size // 2)
         else:
             with open(tree / "log", "ab" if how == "longer" else "r+b") as file:
                 file.write(b"y")
-        return add(writer, data, meta)
+        return add(writer, data, **how_to)  # type: ignore[no-any-return]
 
     with open_repo(tmp_path) as repo:
         with monkeypatch.context() as patched:
-            patched.setattr(Writer, "add", add_and_change)
+            patched.setattr(Writer, method, add_and_change)
             with pytest.raises(StateConflict, match="changed while"):
                 save(repo, tree)
         assert list(repo.list_records("checkpoints", full=True)) == []
