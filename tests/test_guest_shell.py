@@ -52,6 +52,35 @@ def test_exit_ends_the_call_and_keeps_what_it_made(box: Box) -> None:
     assert box.text("printf %s $x$PWD") == "1/usr"
 
 
+@pytest.mark.parametrize(
+    ("code", "exit_code", "said"),
+    [
+        ("trap 'echo bye' EXIT; x=1; cd /usr; exit 3", 3, "bye\n"),
+        ("trap 'echo bye; exit 5' EXIT; x=1; cd /usr; exit 3", 5, "bye\n"),
+        ("trap 'echo $?; exit' EXIT; x=1; cd /usr; (exit 4); exit", 4, "4\n"),
+        ("trap 'echo bye' 0; f() { x=1; cd /usr; false; exit; }; f", 1, "bye\n"),
+        ("trap 'echo a' EXIT; (trap 'echo b' EXIT; x=2; exit 6); echo $?; x=1; cd /usr; exit 0", 0, "b\n6\na\n"),
+        ("trap 'echo bye; exit 2' TERM; trap : EXIT; x=1; cd /usr; kill $$; x=2", 2, "bye\n"),
+        ("trap 'echo bye; exit' EXIT; set -e; x=1; cd /usr; false; x=2", 1, "bye\n"),
+        ("trap 'echo bye' EXIT; x=1; cd /usr; exit 3 4 2>/dev/null; x=2", 1, "bye\n"),
+        ("set -u; trap 'echo bye' EXIT; x=1; cd /usr; exit 3", 3, "bye\n"),
+    ],
+)  # fmt: skip
+def test_a_call_with_its_own_exit_trap_leaves_by_exit(box: Box, code: str, exit_code: int, said: str) -> None:
+    done = box.run(code)
+    assert (done.exit_code, done.stdout.decode(), done.stderr) == (exit_code, said, b"")
+    assert done.result["session_saved"] is True
+    assert box.text("set +u; printf '%s %s ' $x $PWD; type -t exit") == "1 /usr builtin\n"
+
+
+def test_a_function_of_the_session_may_set_the_trap_and_exit_may_be_ones_own(box: Box) -> None:
+    box.text("tidy() { trap 'echo tidied' EXIT; }; x=0")
+    assert box.run("tidy; x=1; exit 3").stdout == b"tidied\n"
+    assert box.text("printf %s $x; unset -f tidy") == "1"
+    box.text("exit() { echo mine; }; trap : EXIT")
+    assert box.text("exit; echo on") == "mine\non\n"
+
+
 def test_set_e_ends_the_call_where_it_fails(box: Box) -> None:
     box.text("set -e")
     failed = box.run("x=1; false; x=2")

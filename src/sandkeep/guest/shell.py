@@ -63,6 +63,15 @@ _BASH_SAVE = (
     """\\builtin alias -p; \\builtin printf "\\0"; \\builtin umask -p; \\builtin printf "\\0%s\\0end" "$PWD"; """
     """}; } 2>/dev/null >&""" + str(BLOB)
 )
+# Stands for `exit` in a call that may set its own EXIT trap, which takes the place of ours: the session is saved before that trap
+# runs. Only the shell itself saves, no subshell of it.
+_BASH_EXIT = """exit() {
+{ \\builtin set -- "$?" "$@"; [[ $BASHPID != "$$" ]] || %s; } 2>/dev/null
+if [[ $# -gt 1 ]]; then \\builtin exit "${@:2}"; else (\\builtin exit "$1") || \\builtin exit; \\builtin exit; fi
+}
+"""
+_NO_EXIT = "[[ $(\\builtin declare -f exit) != *__sk_done* ]] || \\builtin unset -f exit; "
+_TRAP = re.compile(r"\btrap\b")
 _SH_SAVE = (
     """{ [ -n "${__sk_done-}" ] || { __sk_done=1; set; printf "\\0"; export -p; printf "\\0"; alias; printf "\\0"; """
     """printf "umask %s\\0%s\\0end" "$(umask)" "$PWD"; }; } 2>/dev/null >>/proc/self/fd/""" + str(BLOB)
@@ -70,7 +79,7 @@ _SH_SAVE = (
 # All on one line, so that the code's first line is line 1 in the shell's messages.
 _START = (
     'read -ru{gate} __sk;exec {gate}<&-;IFS= read -rd "" -u{blob} __sk;IFS= read -rd "" -u{blob} __sk_code;'
-    'eval "$__sk";builtin eval "$__sk_code";{{ builtin eval "$__sk_end";}} 2>/dev/null;exit $1'
+    'eval "$__sk";builtin eval "$__sk_code";{{ builtin eval "$__sk_end";}} 2>/dev/null;builtin exit $1'
 ).format(blob=BLOB, gate=GATE)
 _SH_START = ". /proc/self/fd/{}".format(BLOB)
 
@@ -110,6 +119,10 @@ class Shell:
     def script(self, state: Optional[State], code: str, save: bool) -> bytes:
         """What the fresh shell reads: how to be the session, if there is one, then the code."""
         save_text = (_BASH_SAVE if self.bash else _SH_SAVE) if save else ":"
+        own_exit = ""
+        if save and self.bash and state is not None and (_TRAP.search(code) or _TRAP.search(state.functions)):
+            save_text = save_text.replace("\\builtin unset -f history; ", "\\builtin unset -f history; " + _NO_EXIT)
+            own_exit = _BASH_EXIT % save_text
         end = "set -- $?; {}; set +vx".format(save_text)
         parts = []
         if self.bash:
@@ -125,7 +138,7 @@ class Shell:
                 if line + "\n" in quiet:
                     quiet = quiet.replace(line + "\n", "")
                     loud += line + ";"
-            parts += [_HISTORY, *state.variables.values(), state.functions, state.aliases, quiet]
+            parts += [_HISTORY, own_exit, *state.variables.values(), state.functions, state.aliases, quiet]
         if self.bash:
             parts += ["\0", loud, code, "\0"]
         else:
