@@ -64,7 +64,7 @@ class Ours:
 
     def save(self, *trees: Path) -> None:
         info = capture(self.store.repo, Source(list(trees), self.parent), base=BASE, session={})
-        self.parent, self.new_bytes = info.id, info.new_bytes
+        self.parent = info.id
 
     def delta(self, change: Callable[[Path], None]) -> Path:
         """The layer that a change would leave: copies of the files it touches, changed."""
@@ -169,8 +169,9 @@ def incremental(report: Report, name: str, folder: Path, tree: Path, one: Ours, 
             layer = one.delta(lambda root, c=change, r=round_: c(root, r))  # type: ignore[misc]
             change(tree, round_)
             os.sync()
+            before = usage(one.folder / "store")
             ours_times.append(timed(lambda layer=layer: one.save(*([layer] if layer.exists() else []))))  # type: ignore[misc]
-            ours_bytes += one.new_bytes / 1e6
+            ours_bytes += usage(one.folder / "store") - before
             before = usage(folder / "restic")
             os.sync()
             restic_times.append(timed(shell(f"cd {tree} && {restic} backup .")))

@@ -3,7 +3,7 @@
 A node is msgpack `[1, rows, mtimes, children]`: `rows` is itself packed and holds everything about the entries but their
 times; `children` is the node ids of the directories among them. So a directory has two names: its node id, which is
 exact, and its digest (SHA-256 of `rows`), which is equal for equal states whenever they were written. A directory of
-many entries is `[2, parts]`: its rows are cut where the hash of a name says so, which depends on the names alone.
+many entries is `[2, parts]`: its rows are cut where the hash of a name says so, which depends on the names and their number.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ DIRECT = 64  # files of more chunks name segments (lists of chunk ids) instead o
 SEGMENT = 1024  # chunk ids in a segment
 HOLE = bytes(32)  # stands for a chunk, or a segment, of zeros
 
-_SPLIT_ABOVE = 2000
-_CUT_MASK = 511
+_SPLIT_ABOVE = 64
 _MAX_SIZE = 1 << 60
 
 Read = Callable[[bytes], bytes]
@@ -51,6 +50,7 @@ class Entry(NamedTuple):
 
 
 _ROW = 10
+_NUMBERS = (int, int, int, int, int, bool, int, int)
 
 
 class Node(NamedTuple):
@@ -84,9 +84,11 @@ def _store_leaf(entries: list[Entry], add: Add) -> tuple[bytes, bytes]:
 
 
 def _cut(entries: list[Entry]) -> Iterable[list[Entry]]:
+    """About as many parts as entries in a part: what one change writes anew is the list of parts and one of them."""
+    mask = (1 << len(entries).bit_length() // 2) - 1
     part: list[Entry] = []
     for entry in entries:
-        if part and zlib.crc32(entry.name) & _CUT_MASK == 0:
+        if part and zlib.crc32(entry.name) & mask == 0:
             yield part
             part = []
         part.append(entry)
@@ -165,24 +167,19 @@ def _id(value: Any) -> bytes:
 
 def _check(e: Entry) -> None:
     name, kind, mode, uid, gid, xattrs, size, data, flag, below, mtime, node = e
-    if (
-        not isinstance(name, bytes)
-        or not name
-        or name in (b".", b"..")
-        or b"/" in name
-        or b"\0" in name
-        or len(name) > 255
-    ):
+    if type(name) is not bytes or not 0 < len(name) <= 255 or name in (b".", b"..") or b"/" in name or b"\0" in name:
         raise ValueError(f"bad name {name!r}")
-    numbers = (kind, mode, uid, gid, size, below)
-    if any(type(n) is not int or n < 0 for n in numbers) or type(mtime) is not int or type(flag) is not bool:
+    kinds = (type(kind), type(mode), type(uid), type(gid), type(size), type(flag), type(below), type(mtime))
+    if kinds != _NUMBERS:
         raise ValueError(f"bad numbers at {name!r}")
-    if (
-        kind > WHITEOUT
-        or mode > 0o7777
-        or max(uid, gid) >= 1 << 32
-        or size > _MAX_SIZE
-        or not -(1 << 63) <= mtime < 1 << 63
+    if not (
+        0 <= kind <= WHITEOUT
+        and 0 <= mode <= 0o7777
+        and 0 <= uid < 1 << 32
+        and 0 <= gid < 1 << 32
+        and 0 <= size <= _MAX_SIZE
+        and below >= 0
+        and -(1 << 63) <= mtime < 1 << 63
     ):
         raise ValueError(f"numbers out of range at {name!r}")
     if not isinstance(data, bytes) or (xattrs is not None and not _good_xattrs(xattrs)):

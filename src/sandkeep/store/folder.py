@@ -156,15 +156,14 @@ class Folder:
 
     def _newest(self, prefix: str) -> Iterator[str]:
         try:
-            with os.scandir(self.root / prefix) as scan:
-                found = [prefix + entry.name + "/" * entry.is_dir(follow_symlinks=False) for entry in scan]
+            names = os.listdir(f"{self.url}/{prefix}")
         except (FileNotFoundError, NotADirectoryError):
             return
-        for name in sorted(found, reverse=True):
-            if name.endswith("/"):
-                yield from self._newest(name)
+        for name in sorted(names, reverse=True):
+            if os.path.isdir(f"{self.url}/{prefix}{name}"):
+                yield from self._newest(f"{prefix}{name}/")
             else:
-                yield name
+                yield prefix + name
 
     def size(self, name: str) -> int | None:
         with _typed(f"look at {self.root / check_name(name)}"):

@@ -318,10 +318,12 @@ class Index:
             f"JOIN pack ON pack.number = (blob.block >> {BLOCK_BITS}) WHERE blob.id IN ({marks})"
         )
         found = self.rows(sql, ids)
-        if any(tuple(map(type, row)) != _PLACE for row in found):
+        if any(
+            set(map(type, column)) != {kind} for column, kind in zip(zip(*found, strict=True), _PLACE, strict=False)
+        ):
             self.rebuild()
             found = self.rows(sql, ids)
-        return [Place(*row) for row in found]  # type: ignore[arg-type]
+        return list(map(Place._make, found))
 
     def length(self, blob: bytes) -> int | None:
         found = self.rows("SELECT length FROM blob WHERE id=? LIMIT 1", (blob,))
