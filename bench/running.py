@@ -15,7 +15,6 @@ from pathlib import Path
 from bench import workspace
 from bench.measure import Report, medians, timed
 from sandkeep import Sandbox
-from sandkeep.model import WORKSPACE
 from sandkeep.runtime.driver import DRIVERS
 from sandkeep.runtime.kernel import in_thread, private_mounts
 from sandkeep.runtime.overlay import attach, build
@@ -131,26 +130,18 @@ class Timings:
         for _ in range(rounds):
             with Sandbox(home=home, runtime="runc") as sb:
                 first = sb.snapshot()
-                self._fill(home, sb, tree)
+                workspace.fill_top(home, sb, tree)
                 forks: list[Sandbox] = []
                 times["fork"].append(timed(lambda sb=sb, forks=forks: forks.append(sb.fork())))  # type: ignore[misc]
                 forks[0].kill()
             with Sandbox(home=home, runtime="runc") as sb:
                 first = sb.snapshot()
-                self._fill(home, sb, tree)
+                workspace.fill_top(home, sb, tree)
                 times["snapshot"].append(timed(sb.snapshot))
                 times["restore"].append(timed(lambda sb=sb, first=first: sb.restore(first)))  # type: ignore[misc]
         self.snapshot, self.restore, self.fork = (
             statistics.median(times[name]) for name in ("snapshot", "restore", "fork")
         )
-
-    @staticmethod
-    def _fill(home: Path, sb: Sandbox, tree: Path | None) -> None:
-        sb.files.write(f"{WORKSPACE}/one", b"x")
-        if tree is not None:
-            record = Machine(Home(home), sb.id).record()
-            top = home / "sandboxes" / sb.id / "tops" / str(record.top) / "tree" / WORKSPACE.lstrip("/")
-            subprocess.run(["cp", "-a", f"{tree}/.", str(top)], check=True)
 
 
 def many(report: Report, home: Path, count: int) -> None:

@@ -7,7 +7,13 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
 from pathlib import Path
+
+from sandkeep import Sandbox
+from sandkeep.model import WORKSPACE
+from sandkeep.sandbox.home import Home
+from sandkeep.sandbox.machine import Machine
 
 PAGE = 4096
 SHAPES = {
@@ -79,6 +85,15 @@ def make(root: Path, shape: str, seed: int = 7) -> None:
 def write(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
+
+
+def fill_top(home: Path, sb: Sandbox, tree: Path | None) -> None:
+    """Put a file, and what is in `tree`, into a sandbox's top layer, as if its processes had written it."""
+    sb.files.write(f"{WORKSPACE}/one", b"x")
+    if tree is not None:
+        record = Machine(Home(home), sb.id).record()
+        top = home / "sandboxes" / sb.id / "tops" / str(record.top) / "tree" / WORKSPACE.lstrip("/")
+        subprocess.run(["cp", "-a", f"{tree}/.", str(top)], check=True)
 
 
 def edit_three(root: Path, round_: int) -> None:
