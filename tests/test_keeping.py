@@ -14,6 +14,7 @@ from conftest import Make
 from sandkeep import AsyncSandbox, Sandbox, Store, list_checkpoints
 from sandkeep.errors import BadArgument, CheckpointNotFound, Corrupt, FloorNotReached, HostRefused, SandkeepError
 from sandkeep.model import WORKSPACE
+from sandkeep.sandbox import keeping
 from waiting import until
 
 
@@ -71,7 +72,15 @@ def test_on_another_machine(make: Make, home: Path, tmp_path: Path) -> None:
     kept = sb.checkpoint()
     sb.kill()
     elsewhere = tmp_path / "elsewhere"
-    with Sandbox(home=elsewhere, runtime="runc", store=tmp_path / "store", from_checkpoint=kept.id) as again:
+    told: list[tuple[str, int, int]] = []
+    with Sandbox(
+        home=elsewhere,
+        runtime="runc",
+        store=tmp_path / "store",
+        from_checkpoint=kept.id,
+        progress=lambda *facts: told.append(facts),
+    ) as again:
+        assert told[-1][0] == "unpack"
         assert (
             again.commands.run("pwd; cat kept; f; echo $K; ls /etc/hosts 2>&1 | tail -c 10").stdout
             == "/tmp\nkept\nfun\nv\ndirectory\n"
@@ -117,6 +126,47 @@ def test_scope_workspace_leaves_out_and_says_what(make: Make) -> None:
     assert any(name.endswith("/keep") for name in names)
     assert not any("node_modules" in name or "venv/big" in name or "elsewhere" in name for name in names)
     assert any("node_modules" in text for text in kept.excluded)
+
+
+def test_a_scoped_checkpoint_after_going_back_holds_what_is_there(make: Make) -> None:
+    sb = make()
+    sb.commands.run("echo 1 > old")
+    before = sb.snapshot()
+    sb.commands.run("echo 2 > new")
+    store = Store(home=sb._home.path)
+    for scope in ("workspace", "all"):
+        later = sb.checkpoint(scope=scope)  # type: ignore[arg-type]
+        sb.restore(before)
+        back = sb.checkpoint(scope="workspace")
+        assert [info.name for info in store.ls(back, WORKSPACE)] == ["old"]
+        sb.restore(later)
+    assert [info.name for info in store.ls(sb.checkpoint(scope="workspace"), WORKSPACE)] == ["new", "old"]
+
+
+def test_what_is_here_is_not_fetched_again(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    sb = make()
+    sb.commands.run("echo 1 > f")
+    kept = sb.checkpoint()
+    sb.commands.run("echo 2 > f")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("it unpacks")
+
+    monkeypatch.setattr(keeping, "unpack_here", refuse)
+    sb.restore(kept)
+    assert make(from_checkpoint=kept).commands.run("cat f").stdout == "1\n"
+
+
+def test_a_store_given_by_a_relative_path_stays_where_it_was(
+    make: Make, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    sb = make(store="mine")
+    one = sb.checkpoint()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    two = Sandbox.connect(sb.id, home=home).checkpoint()
+    assert [info.id for info in list_checkpoints(tmp_path / "mine", home=home)] == [two.id, one.id]
 
 
 def test_exported_state_is_whole_and_replaces(make: Make, tmp_path: Path) -> None:

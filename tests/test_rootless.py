@@ -7,6 +7,7 @@ import json
 import pytest
 
 import ordinary_user
+from swift import KEYS, Swift, swift  # noqa: F401
 
 pytestmark = pytest.mark.rootless
 
@@ -56,3 +57,41 @@ def test_the_whole_day(runtime: str) -> None:
     assert told["fork"] == "two\nhush\n"
     assert told["again"] == "two\n600\nuser\n"
     assert told["left"] == []
+
+
+BUCKET = """
+import json, os
+from pathlib import Path
+from sandkeep import Sandbox, Store
+from sandkeep.sandbox.home import Home
+from sandkeep.sandbox.sweeping import gc
+home, told = Path(os.environ["HOME"]) / "sandkeep", []
+sb = Sandbox(home=home, runtime="runc", store=os.environ["URL"])
+sb.commands.run("for i in $(seq 1100); do echo $i > f$i; done")
+kept = sb.checkpoint(progress=lambda *facts: told.append(facts))
+sb.kill()
+gc(Home(home), cache=True)
+again = Sandbox(
+    home=home, runtime="runc", store=os.environ["URL"], from_checkpoint=kept, progress=lambda *facts: told.append(facts)
+)
+told.append(again.commands.run("ls | wc -l").stdout)
+again.kill()
+gc(Home(home), cache=True)
+print(json.dumps(told))
+"""
+
+
+def test_a_bucket_with_keys_from_variables_and_progress(swift: Swift) -> None:  # noqa: F811
+    env = {
+        "URL": f"s3://{swift.bucket()}/x",
+        "AWS_ACCESS_KEY_ID": KEYS["access_key"],
+        "AWS_SECRET_ACCESS_KEY": KEYS["secret_key"],
+        "AWS_ENDPOINT_URL": swift.endpoint,
+    }
+    with ordinary_user.home() as home:
+        *told, files = json.loads(ordinary_user.run(BUCKET, home=home, env=env).splitlines()[-1])
+    assert files == "1100\n"
+    for phase in ("capture", "unpack"):
+        steps = [entries for name, entries, _ in told if name == phase]
+        assert len(steps) >= 3
+        assert steps == sorted(steps)

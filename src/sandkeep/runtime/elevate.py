@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -60,47 +61,73 @@ def id_map() -> str:
     return "many" if tools and subordinate() and subordinate("/etc/subgid") else "one"
 
 
-def elevated(function: Callable[..., T], *arguments: Any, join: int | None = None) -> T:
+def elevated(
+    function: Callable[..., T],
+    *arguments: Any,
+    join: int | None = None,
+    inherit: bool = False,
+    progress: Callable[..., None] | None = None,
+) -> T:
     """`function(*arguments)` as root: here, or in a user namespace (that of process `join`, or a new one).
 
-    The function must be a module's own, its arguments, result and exceptions picklable.
+    The function must be a module's own, its arguments, result and exceptions picklable. With `inherit` it sees this
+    process's environment, in which a store's keys may be. `progress`, if given, becomes the function's argument of that
+    name, and is called in this process.
     """
     if is_root():
-        return function(*arguments)
-    environment = {"PYTHONPATH": os.pathsep.join([str(_SOURCE), *filter(None, sys.path)]), "PATH": _path()}
-    child = subprocess.Popen(
-        [
-            sys.executable,
-            "-S",
-            "-c",
-            "from sandkeep.runtime.elevate import _child; _child()",
-            str(join or 0),
-            str(os.getpid()),
-        ],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment,
-        close_fds=True,
-    )
-    with child:
+        return function(*arguments, progress=progress) if progress else function(*arguments)
+    python = {"PYTHONPATH": os.pathsep.join([str(_SOURCE), *filter(None, sys.path)]), "PATH": _path()}
+    code = "from sandkeep.runtime.elevate import _child; _child()"
+    with (
+        os.fdopen(os.memfd_create("words"), "r+b") as words,
+        subprocess.Popen(
+            [sys.executable, "-S", "-c", code, str(join or 0), str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=words,
+            env={**(os.environ if inherit else {}), **python},
+            close_fds=True,
+        ) as child,
+    ):
         try:
             if join is None:
                 _map_ids(child)
-            told, words = child.communicate(pickle.dumps((function, arguments)))
+            good, value = _answer(child, pickle.dumps((function, arguments, progress is not None)), progress)
         except BaseException:
             child.kill()
             raise
-    if not told:
-        raise RuntimeFailed(
-            f"no user namespace: {words.decode(errors='replace').strip() or 'the helper process died'}",
-            "run `sandkeep doctor`; user namespaces may be switched off (sysctl kernel.unprivileged_userns_clone)",
-        )
-    good, value = pickle.loads(told)
+        if good is None:
+            child.wait()
+            said = os.pread(words.fileno(), 10_000, 0).decode(errors="replace").strip()
+            raise RuntimeFailed(
+                f"no user namespace: {said or 'the helper process died'}",
+                "run `sandkeep doctor`; user namespaces may be switched off (sysctl kernel.unprivileged_userns_clone)",
+            )
     if good:
         result: T = value
         return result
     raise value
+
+
+def _answer(
+    child: subprocess.Popen[bytes], request: bytes, progress: Callable[..., None] | None
+) -> tuple[bool | None, Any]:
+    """Whether the call was good, and its result or error; None if the child said nothing."""
+    assert child.stdin is not None
+    assert child.stdout is not None
+    with suppress(BrokenPipeError):
+        child.stdin.write(request)
+    with suppress(BrokenPipeError):
+        child.stdin.close()
+    try:
+        while True:
+            kind, value = pickle.load(child.stdout)
+            if kind != "progress":
+                return kind == "done", value
+            if progress:
+                progress(*value)
+    except (EOFError, pickle.UnpicklingError):
+        return None, None
 
 
 def _path() -> str:
@@ -146,10 +173,15 @@ def _child() -> None:
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
     kernel.die_with(int(sys.argv[2]))  # after the ids are set: a change of ids undoes it
-    function, arguments = pickle.loads(asked.read())
+    function, arguments, wants_progress = pickle.loads(asked.read())
+
+    def progress(*facts: Any) -> None:
+        pickle.dump(("progress", facts), answer)
+        answer.flush()
+
     try:
-        told = pickle.dumps((True, function(*arguments)))
+        told = pickle.dumps(("done", function(*arguments, **({"progress": progress} if wants_progress else {}))))
     except Exception as error:
-        told = pickle.dumps((False, error))
+        told = pickle.dumps(("failed", error))
     answer.write(told)
     answer.close()

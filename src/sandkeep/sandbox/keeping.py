@@ -21,7 +21,7 @@ from sandkeep.checkpoints.remote import capture_here, unpack_here
 from sandkeep.errors import BadArgument
 from sandkeep.model import CheckpointInfo, RestoreReport
 from sandkeep.runtime.base import Base, resolve
-from sandkeep.runtime.elevate import elevated, is_root
+from sandkeep.runtime.elevate import elevated
 from sandkeep.sandbox import journal, ladder, memory
 from sandkeep.sandbox.home import Home, read_json, write_json
 from sandkeep.sandbox.journal import step
@@ -113,6 +113,7 @@ def keep(
     attachments: dict[str, Path] | None = None,
     volatile: dict[str, Any] | None = None,
     remembered: bool = True,
+    progress: Progress | None = None,
     **words: Any,
 ) -> CheckpointInfo:
     """Save a taken state to the store. Only layers above the parent's are read.
@@ -148,16 +149,15 @@ def keep(
         },
         parent_id=record.parent,
         attachments=attachments or {},
-        **{**words, "progress": words.get("progress") if is_root() else None},
+        **words,
     )
-    info = elevated(save)
+    info = elevated(save, inherit=True, progress=progress)
     step("checkpoint: published")
     if not remembered:
         return info
     if words.get("scope", "all") == "all" and not words.get("exclude"):
         remember(machine.home, store, info.id, taken.stack)
-        record.parent_stack = taken.stack
-    record.parent = info.id
+    record.parent, record.parent_stack = info.id, taken.stack
     record.save(machine.folder)
     return info
 
@@ -206,15 +206,9 @@ def fetch(
     try:
         base = below_of(resolve(str(store.record(checkpoint).base["name"]), home.path))
         unpacked = elevated(
-            partial(
-                unpack_here,
-                store.spec,
-                checkpoint,
-                tree,
-                since=since,
-                base=base,
-                progress=progress if is_root() else None,
-            )
+            partial(unpack_here, store.spec, checkpoint, tree, since=since, base=base),
+            inherit=True,
+            progress=progress,
         )
     except BaseException:
         home.layers.discard(layer)

@@ -134,7 +134,7 @@ def refuse(why: str, require: str) -> None:
 def fetch(machine: Machine, store: Store, checkpoint: str) -> None:
     """The image from the store, whole or not there."""
     drop(machine)
-    elevated(unpack_attachment_here, store.spec, checkpoint, NAME, folder(machine))
+    elevated(unpack_attachment_here, store.spec, checkpoint, NAME, folder(machine), inherit=True)
 
 
 def plan(machine: Machine, record: Record, about: dict[str, Any]) -> Plan:

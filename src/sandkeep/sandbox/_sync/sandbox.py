@@ -57,11 +57,12 @@ class Sandbox:
         cwd: str | None = None,
         metadata: dict[str, Any] | None = None,
         store: Any = None,
-        from_checkpoint: str | None = None,
+        from_checkpoint: CheckpointInfo | str | None = None,
         require: Level = "files",
         persistence: Persistence | None = None,
         home: str | Path | None = None,
         egress: Any = None,
+        progress: Progress | None = None,
     ) -> None:
         if egress is not None:
             raise Unsupported(
@@ -70,7 +71,8 @@ class Sandbox:
         self._home = Home(home)
         self._machine: Machine | None = None
         self._require = require
-        self._from = from_checkpoint
+        self._from = None if from_checkpoint is None else id_of(from_checkpoint)
+        self._progress = progress
         self._store = store
         self._persistence = checked_persistence(persistence)
         self._keeper: Keeper | None = None
@@ -100,7 +102,13 @@ class Sandbox:
             if self._base != "host":
                 raise BadArgument("base and from_checkpoint exclude each other", "the checkpoint names its base")
             machine, self.restore_report = blocking(
-                beginning.create_from, self._home, self._store, self._from, self._require, **self._options
+                beginning.create_from,
+                self._home,
+                self._store,
+                self._from,
+                self._require,
+                progress=self._progress,
+                **self._options,
             )
         self._hold(machine)
 
