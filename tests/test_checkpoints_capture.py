@@ -11,6 +11,7 @@ import pickle
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -262,6 +263,13 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
         assert list(repo.list_records("checkpoints", full=True)) == []
 
 
+def nested(levels: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for _ in range(levels):
+        found = {"a": found}
+    return found
+
+
 def test_bad_input_changes_nothing(tmp_path: Path) -> None:
     tree = fill(tmp_path / "tree", {"f": b"f"})
     with open_repo(tmp_path) as repo:
@@ -269,6 +277,10 @@ def test_bad_input_changes_nothing(tmp_path: Path) -> None:
             {"tag": "x" * 201},
             {"comment": "\0"},
             {"metadata": {"a": object()}},
+            {"metadata": {1: "a key that no record keeps"}},
+            {"metadata": {"a": 1 << 64}},
+            {"metadata": {"a": "\ud800"}},
+            {"metadata": nested(3000)},
             {"session": {"a": float("nan")}},
             {"base": {}},
         ):

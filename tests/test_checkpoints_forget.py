@@ -70,7 +70,15 @@ def test_which_to_forget(root: Path, store: Store) -> None:
     store.name("mine", one)
     with pytest.raises(StateConflict, match="has a name"):
         store.forget([one])
-    for how in ({}, {"ids": [one], "keep_last": 1}, {"keep_last": -1}, {"keep_within": "soon"}, {"max_bytes": "x"}):
+    for how in (
+        {},
+        {"ids": [one], "keep_last": 1},
+        {"keep_last": -1},
+        {"keep_within": "soon"},
+        {"max_bytes": "x"},
+        {"keep_tags": "keep"},
+        {"ids": one},
+    ):
         with pytest.raises(BadArgument):
             store.forget(**how)  # type: ignore[arg-type]
     with pytest.raises(CheckpointNotFound):

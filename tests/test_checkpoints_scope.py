@@ -69,6 +69,10 @@ def test_own_patterns_and_bad_ones(tmp_path: Path) -> None:
             save(repo, parent=saved.id)
         with pytest.raises(BadArgument, match="scope"):
             save(repo, tree, scope="some")
+        with pytest.raises(BadArgument, match="list of patterns"):
+            save(
+                repo, tree, exclude="*.log"
+            )  # as a list it would be five patterns, the first of which is for everything
     assert Filter("all").idle
 
 

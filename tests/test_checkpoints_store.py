@@ -54,6 +54,8 @@ def test_what_a_checkpoint_tells_of_itself(root: Path, store: Store) -> None:
         volatile={"n": 1},
     )
     info = store.get(put(root, store, {"g": b"y" * 50}, parent=one))
+    assert store.read(info, "g", 0, 1) == b"y"
+    assert store.lineage(info)[1].id == one
     assert (info.parent_id, info.size_bytes, info.base, info.scope, info.excluded, info.memory) == (
         one,
         150,

@@ -28,11 +28,14 @@ from sandkeep.store.repository import Repository
 
 MOST = 500
 
+Checkpoint = str | CheckpointInfo
+
 
 class Store:
     """A store of checkpoints: a folder, or `s3://bucket/prefix`; without `url` the one in the home folder.
 
-    Wherever a checkpoint is asked for, its id, an unambiguous beginning of it, a name, or "latest" will do.
+    Wherever a checkpoint is asked for, its id, an unambiguous beginning of it, a name, "latest", or what `checkpoint()` returned
+    will do.
     """
 
     def __init__(
@@ -48,10 +51,10 @@ class Store:
     ) -> None:
         if url is not None and not isinstance(url, (str, Path)):
             raise BadArgument(f"a store is a folder or a URL, not {url!r}")
-        where = Path(home or os.environ.get("SANDKEEP_HOME") or Path.home() / ".sandkeep")
+        where = Path(home or os.environ.get("SANDKEEP_HOME") or Path.home() / ".sandkeep").absolute()
         given = {"region": region, "endpoint": endpoint, "access_key": access_key, "secret_key": secret_key}
         options = {key: value for key, value in given.items() if value is not None}
-        self.spec = RepositorySpec(str(url if url is not None else where / "store"), where / "cache", options)
+        self.spec = RepositorySpec(_whole(url if url is not None else where / "store"), where / "cache", options)
         self.repo: Repository = self.spec.open(create)
 
     def close(self) -> None:
@@ -67,7 +70,9 @@ class Store:
 
     # finding
 
-    def checkpoints(self, limit: int = 100, tag: str | None = None, before: str | None = None) -> list[CheckpointInfo]:
+    def checkpoints(
+        self, limit: int = 100, tag: str | None = None, before: Checkpoint | None = None
+    ) -> list[CheckpointInfo]:
         """Newest first; `before` a checkpoint to page on. A damaged record is left out here and named by `verify`."""
         if not isinstance(limit, int) or isinstance(limit, bool) or not 0 < limit <= MOST:
             raise BadArgument(f"limit must be from 1 to {MOST}, not {limit!r}")
@@ -83,14 +88,16 @@ class Store:
         """The newest of the whole store."""
         return self.record("latest").info()
 
-    def get(self, checkpoint: str) -> CheckpointInfo:
+    def get(self, checkpoint: Checkpoint) -> CheckpointInfo:
         return self.record(checkpoint).info()
 
-    def record(self, checkpoint: str) -> Record:
+    def record(self, checkpoint: Checkpoint) -> Record:
         return load_record(self.repo, self.resolve(checkpoint))
 
-    def resolve(self, checkpoint: str) -> str:
+    def resolve(self, checkpoint: Checkpoint) -> str:
         """The id that an id, a beginning of one, a name or "latest" means."""
+        if isinstance(checkpoint, CheckpointInfo):
+            return checkpoint.id
         if not isinstance(checkpoint, str) or not checkpoint:
             raise BadArgument(f"{checkpoint!r} is not a checkpoint", "give an id, a name or 'latest'")
         if records.is_id(checkpoint):
@@ -132,7 +139,7 @@ class Store:
 
     # names and lineage
 
-    def name(self, name: str, checkpoint: str) -> None:
+    def name(self, name: str, checkpoint: Checkpoint) -> None:
         names.check_name(name)
         names.move(self.repo, name, self.get(checkpoint).id)
 
@@ -144,7 +151,7 @@ class Store:
     def names(self) -> dict[str, str]:
         return names.read_names(self.repo)
 
-    def lineage(self, checkpoint: str) -> list[Ancestor]:
+    def lineage(self, checkpoint: Checkpoint) -> list[Ancestor]:
         """From the checkpoint up to its root, through those that were forgotten."""
         return lines.lineage(self.repo, self.record(checkpoint).id)
 
@@ -154,33 +161,33 @@ class Store:
 
     # looking inside
 
-    def files(self, checkpoint: str) -> Tree:
+    def files(self, checkpoint: Checkpoint) -> Tree:
         """The files of a checkpoint, to look at many of them."""
         return Tree(self.repo, self.record(checkpoint).root)
 
-    def ls(self, checkpoint: str, path: str | bytes = "/") -> list[FileInfo]:
+    def ls(self, checkpoint: Checkpoint, path: str | bytes = "/") -> list[FileInfo]:
         return self.files(checkpoint).ls(path)
 
-    def stat(self, checkpoint: str, path: str | bytes) -> FileInfo:
+    def stat(self, checkpoint: Checkpoint, path: str | bytes) -> FileInfo:
         return self.files(checkpoint).stat(path)
 
-    def read(self, checkpoint: str, path: str | bytes, offset: int = 0, length: int | None = None) -> bytes:
+    def read(self, checkpoint: Checkpoint, path: str | bytes, offset: int = 0, length: int | None = None) -> bytes:
         return self.files(checkpoint).read(path, offset, length)
 
-    def find(self, checkpoint: str, pattern: str) -> list[FileInfo]:
+    def find(self, checkpoint: Checkpoint, pattern: str) -> list[FileInfo]:
         return list(self.files(checkpoint).find(pattern))
 
-    def extract(self, checkpoint: str, to: str | Path, glob: str | None = None) -> Unpacked:
+    def extract(self, checkpoint: Checkpoint, to: str | Path, glob: str | None = None) -> Unpacked:
         return extract(self.repo, self.resolve(checkpoint), Path(to), glob)
 
-    def diff(self, a: str, b: str, times: bool = True) -> list[Change]:
+    def diff(self, a: Checkpoint, b: Checkpoint, times: bool = True) -> list[Change]:
         """What changed from `a` to `b`, sorted by path; `times=False` passes over what only was touched."""
         old, new = self.record(a), self.record(b)
         before, after = (check_groups(load_list(self.repo, record.links), record.id) for record in (old, new))
         found = compare(self.repo, old.root, new.root, before, after, times)
         return sorted(found, key=lambda change: (change.path, change.change))
 
-    def session(self, checkpoint: str) -> dict[str, Any]:
+    def session(self, checkpoint: Checkpoint) -> dict[str, Any]:
         """What was saved beside the files: session and volatile together."""
         record = self.record(checkpoint)
         return {**load_json(self.repo, record.volatile), **load_json(self.repo, record.session)}
@@ -195,7 +202,7 @@ class Store:
 
     def forget(
         self,
-        ids: Sequence[str] | None = None,
+        ids: Sequence[Checkpoint] | None = None,
         *,
         keep_last: int | None = None,
         keep_within: str | None = None,
@@ -207,6 +214,8 @@ class Store:
 
         A named one is always kept, and so are kept tags and the newest. The space is free after `gc`.
         """
+        if isinstance(ids, str) or isinstance(keep_tags, str):
+            raise BadArgument("checkpoints to forget, and tags to keep, are lists", "write ['one'], not 'one'")
         most = None if max_bytes is None else parse_size(max_bytes, "max_bytes")
         rules = keep_last is not None or keep_within is not None or bool(keep_tags)
         if (ids is not None) == (rules or most is not None):
@@ -223,7 +232,7 @@ class Store:
 
     # carrying
 
-    def export(self, checkpoint: str, to: BinaryIO | str | Path) -> None:
+    def export(self, checkpoint: Checkpoint, to: BinaryIO | str | Path) -> None:
         """One self-contained file."""
         found = self.resolve(checkpoint)
         if isinstance(to, (str, Path)):
@@ -237,6 +246,11 @@ class Store:
             return transfer.import_checkpoint(self.repo, file)
         with open(file, "rb") as opened:
             return transfer.import_checkpoint(self.repo, opened)
+
+
+def _whole(url: str | Path) -> str:
+    """A folder's path is what it meant when it was given, wherever this process, or the next one, stands later."""
+    return url if isinstance(url, str) and (not url or "://" in url) else os.path.abspath(os.path.expanduser(url))
 
 
 def list_checkpoints(

@@ -29,6 +29,8 @@ class Filter:
     def __init__(self, scope: str = "all", exclude: Sequence[str] | None = None) -> None:
         if scope not in ("all", "workspace"):
             raise BadArgument(f"scope must be 'all' or 'workspace', not {scope!r}")
+        if isinstance(exclude, str):
+            raise BadArgument("exclude is a list of patterns", f"write [{exclude!r}]")
         self.scope = scope
         self.exclude = None if exclude is None else list(exclude)
         own = exclude is None and scope == "workspace"
