@@ -162,10 +162,9 @@ def _wanted(repo: Repository, plan: Plan) -> tuple[Files, Chunks, set[int]]:
     large: Chunks = {}
     holey: set[int] = set()
     for number, (path, entry) in enumerate(plan.files):
-        if entry.size <= INLINE or entry.data == HOLE:
-            continue
         if entry.size <= CHUNK:
-            small.setdefault(entry.data, []).append((path, entry))
+            if entry.size > INLINE and entry.data != HOLE:
+                small.setdefault(entry.data, []).append((path, entry))
             continue
         placed = 0
         for chunk, blob in data_chunks(entry, repo.read):
