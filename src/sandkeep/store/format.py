@@ -14,9 +14,12 @@ import threading
 import time
 import zlib
 from array import array
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import zstandard
 
@@ -112,6 +115,19 @@ class Block:
     blobs: int
 
 
+class Place(NamedTuple):
+    """Where one copy of a blob lies."""
+
+    id: bytes
+    pack: str
+    offset: int
+    stored: int
+    raw: int
+    crc: int
+    start: int
+    length: int
+
+
 @dataclass(frozen=True)
 class PackIndex:
     """What one pack holds: its blocks in order, and the ids and lengths of their blobs in order."""
@@ -121,42 +137,47 @@ class PackIndex:
     ids: bytes
     lengths: array[int]
 
-    def rows(self) -> Iterator[tuple[bytes, int, int, int]]:
-        """(blob id, block number, offset in the block, length)"""
-        at = 0
-        for number, block in enumerate(self.blocks):
-            start = 0
-            for k in range(at, at + block.blobs):
-                yield self.ids[32 * k : 32 * k + 32], number, start, self.lengths[k]
-                start += self.lengths[k]
-            at += block.blobs
+    def place(self, blob: bytes, number: int) -> Place:
+        """Where the blob with this number lies."""
+        at = bisect_right(self._firsts, number) - 1
+        block, start = self.blocks[at], self._starts[number] - self._starts[self._firsts[at]]
+        return Place(blob, self.name, block.offset, block.stored, block.raw, block.crc, start, self.lengths[number])
+
+    @cached_property
+    def _firsts(self) -> list[int]:
+        """Of each block the number of its first blob."""
+        return list(accumulate((block.blobs for block in self.blocks[:-1]), initial=0))
+
+    @cached_property
+    def _starts(self) -> array[int]:
+        return array("Q", accumulate(self.lengths, initial=0))
 
     @property
     def size(self) -> int:
         """Bytes of blocks with the head of the pack, without its footer."""
         return len(PACK) + sum(block.stored for block in self.blocks)
 
-    def encode(self) -> bytes:
+    def encode(self, ids: bool = True) -> bytes:
         head = _HEAD.pack(len(self.blocks), len(self.lengths))
         return b"".join(
             [
                 head,
                 *(_BLOCK.pack(b.stored, b.raw, b.crc, b.blobs) for b in self.blocks),
-                self.ids,
+                self.ids if ids else b"",
                 _little(self.lengths).tobytes(),
             ]
         )
 
     @classmethod
-    def decode(cls, name: str, data: bytes) -> PackIndex:
+    def decode(cls, name: str, data: bytes, ids: bool = True) -> PackIndex:
+        width = 32 if ids else 0
         try:
             blocks_count, blobs_count = _HEAD.unpack_from(data)
             ids_at = _HEAD.size + blocks_count * _BLOCK.size
-            if len(data) != ids_at + 36 * blobs_count:
+            if len(data) != ids_at + (width + 4) * blobs_count:
                 raise ValueError("wrong length")
-            ids = data[ids_at : ids_at + 32 * blobs_count]
             lengths = array("I")
-            lengths.frombytes(data[ids_at + 32 * blobs_count :])
+            lengths.frombytes(data[ids_at + width * blobs_count :])
             lengths = _little(lengths)
             blocks, offset, at = [], len(PACK), 0
             for stored, raw, crc, blobs in _BLOCK.iter_unpack(data[_HEAD.size : ids_at]):
@@ -168,7 +189,7 @@ class PackIndex:
                 raise ValueError("blobs without a block")
         except (ValueError, struct.error) as error:
             raise Corrupt(f"the index of pack {name} makes no sense: {error}", "run verify", object=name) from error
-        return cls(name, blocks, ids, lengths)
+        return cls(name, blocks, data[ids_at : ids_at + width * blobs_count], lengths)
 
 
 def _little(numbers: array[int]) -> array[int]:

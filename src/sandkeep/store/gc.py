@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from sandkeep.errors import Busy, Corrupt, NotFound, StoreError
 from sandkeep.store.format import PackIndex, index_object, new_index_name, read_index_object, unique
-from sandkeep.store.index import BLOCK_BITS, DAMAGE, read_marks
+from sandkeep.store.index import DAMAGE, read_marks
 from sandkeep.store.lease import Lease, Other, others, put_sealed, read_condemned, seal_value
 from sandkeep.store.verify import read_pack_footer
 from sandkeep.store.writer import PACK_SIZE, Writer
@@ -119,7 +119,7 @@ class _Collector:
         wanted: dict[str, list[bytes]] = {name: [] for name in packs}
         rows = self.index.rows(
             "SELECT pack.name, blob.id FROM blob JOIN temp.live ON live.id = blob.id "
-            f"JOIN pack ON pack.number = (blob.block >> {BLOCK_BITS}) WHERE pack.name IN (SELECT value FROM json_each(?))",
+            "JOIN pack ON pack.number = blob.pack WHERE pack.name IN (SELECT value FROM json_each(?))",
             (json.dumps(packs),),
         )
         for name, blob in rows:
@@ -177,8 +177,8 @@ class _Collector:
                 "INSERT INTO temp.condemned SELECT number FROM pack WHERE name=?", ((name,) for name in condemned)
             )
             rows = db.execute(
-                f"SELECT min(pack.name), sum(condemned.pack IS NULL) FROM blob JOIN live ON live.id = blob.id "
-                f"JOIN pack ON pack.number = (blob.block >> {BLOCK_BITS}) LEFT JOIN temp.condemned ON condemned.pack = pack.number "
+                "SELECT min(pack.name), sum(condemned.pack IS NULL) FROM blob JOIN live ON live.id = blob.id "
+                "JOIN pack ON pack.number = blob.pack LEFT JOIN temp.condemned ON condemned.pack = pack.number "
                 "GROUP BY blob.id"
             )
             for name, elsewhere in rows:
@@ -248,8 +248,8 @@ def _load_live(repo: Repository, live: Live) -> int:
 def _judge(repo: Repository, sizes: dict[str, int], condemned: frozenset[str]) -> tuple[list[str], dict[str, float]]:
     """Packs to condemn as they are, and packs to copy from first, with their share of live bytes."""
     rows = repo.index.rows(
-        "SELECT pack.name, sum(length), sum(CASE WHEN live.id IS NULL THEN 0 ELSE length + 1 END) FROM blob "
-        f"JOIN pack ON pack.number = (blob.block >> {BLOCK_BITS}) LEFT JOIN temp.live ON live.id = blob.id GROUP BY pack.number"
+        "SELECT pack.name, pack.raw, sum(CASE WHEN live.id IS NULL THEN 0 ELSE length_of(blob.pack, blob.number) + 1 END) FROM blob "
+        "JOIN pack ON pack.number = blob.pack LEFT JOIN temp.live ON live.id = blob.id GROUP BY pack.number"
     )
     dead, shares = [], {}
     indexed = set()

@@ -10,6 +10,7 @@ import fcntl
 import os
 import sqlite3
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,9 +19,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from sandkeep.errors import BadArgument, Corrupt, NotFound, StoreError
-from sandkeep.store.format import PackIndex, read_index_object
+from sandkeep.store.format import PackIndex, Place, read_index_object
 from sandkeep.store.objects import Objects
-from sandkeep.store.stored import Place
 
 T = TypeVar("T")
 
@@ -30,21 +30,19 @@ ENOUGH = 32  # known names in a row, where names can be had from the newest on
 _SCHEMA = """
 CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
 CREATE TABLE source(name TEXT PRIMARY KEY, bad INT NOT NULL) WITHOUT ROWID;
-CREATE TABLE pack(number INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL, size INT NOT NULL);
+CREATE TABLE pack(number INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT UNIQUE NOT NULL, raw INT NOT NULL, layout BLOB NOT NULL);
 CREATE TABLE names(source TEXT, pack INT, PRIMARY KEY(source, pack)) WITHOUT ROWID;
 CREATE INDEX names_pack ON names(pack);
-CREATE TABLE block(number INTEGER PRIMARY KEY, start INT, stored INT, raw INT, crc INT);
-CREATE TABLE blob(id BLOB, block INT, start INT, length INT, PRIMARY KEY(id, block)) WITHOUT ROWID;
+CREATE TABLE blob(id BLOB, pack INT, number INT, PRIMARY KEY(id, pack)) WITHOUT ROWID;
 CREATE TABLE record(kind TEXT, name TEXT, data BLOB, PRIMARY KEY(kind, name)) WITHOUT ROWID;
 """
-BLOCK_BITS = 24  # a block's number is its pack's number and its place in the pack
-_BATCH = 900
+_SCHEMA_VERSION = "2"
+_LAYOUTS = 512  # packs whose insides are kept in memory
+_NUMBERS = "WITH RECURSIVE k(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM k WHERE n + 1 < ?1) "
+_ID = "substr(?2, 32 * n + 1, 32)"  # of many ids, one after the other
 _PASSES = 100  # each keeps what it found, and only what a collector made meanwhile is left for the next
 
 DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)  # the second: an error message that quotes a damaged schema
-
-
-_PLACE = (bytes, str, int, int, int, int, int, int)
 
 
 @dataclass(frozen=True)
@@ -68,6 +66,7 @@ class Index:
         self._store_id = store_id
         self._mutex = threading.RLock()
         self._held = 0
+        self._layouts: OrderedDict[int, PackIndex] = OrderedDict()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock_file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -94,6 +93,7 @@ class Index:
     def _renew(self) -> None:
         """An empty cache in place of a damaged one."""
         self._db.close()
+        self._layouts.clear()
         try:
             for suffix in ("", "-wal", "-shm"):
                 (self.folder / f"index.db{suffix}").unlink(missing_ok=True)
@@ -117,8 +117,10 @@ class Index:
             if "meta" not in tables:
                 self._db.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}COMMIT;")
                 self._set("store", self._store_id)
-            if self._get("store") != self._store_id:
-                raise sqlite3.DatabaseError("the cache of another store")
+                self._set("schema", _SCHEMA_VERSION)
+            if (self._get("store"), self._get("schema")) != (self._store_id, _SCHEMA_VERSION):
+                raise sqlite3.DatabaseError("the cache of another store, or of another Sandkeep")
+            self._db.create_function("length_of", 2, self._length_of, deterministic=True)
         except DAMAGE:
             self._db.close()
             raise
@@ -262,14 +264,14 @@ class Index:
         for pack in packs or ():
             row = db.execute("SELECT number FROM pack WHERE name=?", (pack.name,)).fetchone()
             if row is None:
-                number = db.execute("INSERT INTO pack(name, size) VALUES(?,?)", (pack.name, pack.size)).lastrowid or 0
-                base = number << BLOCK_BITS
-                db.executemany(
-                    "INSERT INTO block VALUES(?,?,?,?,?)",
-                    ((base + n, b.offset, b.stored, b.raw, b.crc) for n, b in enumerate(pack.blocks)),
-                )
-                rows = sorted((blob, base + block, start, length) for blob, block, start, length in pack.rows())
-                db.executemany("INSERT OR IGNORE INTO blob VALUES(?,?,?,?)", rows)
+                raw = sum(pack.lengths)
+                values = (pack.name, raw, pack.encode(ids=False))
+                number = db.execute("INSERT INTO pack(name, raw, layout) VALUES(?,?,?)", values).lastrowid or 0
+                if pack.lengths:
+                    db.execute(
+                        f"{_NUMBERS} INSERT OR IGNORE INTO blob SELECT {_ID} AS id, ?3, n FROM k ORDER BY id",
+                        (len(pack.lengths), pack.ids, number),
+                    )
             else:
                 number = row[0]
             db.execute("INSERT OR IGNORE INTO names VALUES(?,?)", (name, number))
@@ -278,15 +280,8 @@ class Index:
         for name in sources:
             db.execute("DELETE FROM source WHERE name=?", (name,))
             db.execute("DELETE FROM names WHERE source=?", (name,))
-        gone = db.execute("SELECT number FROM pack WHERE number NOT IN (SELECT pack FROM names)").fetchall()
-        if not gone:
-            return
-        db.execute(f"DELETE FROM blob WHERE (block >> {BLOCK_BITS}) NOT IN (SELECT pack FROM names)")
-        for (number,) in gone:
-            db.execute(
-                "DELETE FROM block WHERE number >= ? AND number < ?", (number << BLOCK_BITS, (number + 1) << BLOCK_BITS)
-            )
-            db.execute("DELETE FROM pack WHERE number=?", (number,))
+        if db.execute("DELETE FROM pack WHERE number NOT IN (SELECT pack FROM names)").rowcount:
+            db.execute("DELETE FROM blob WHERE pack NOT IN (SELECT number FROM pack)")
 
     # questions
 
@@ -296,38 +291,53 @@ class Index:
 
     def known(self, ids: Sequence[bytes], without: frozenset[str] = frozenset()) -> set[bytes]:
         """Those of these blobs that some pack holds, `without` counting the packs so named."""
-        found: set[bytes] = set()
-        for at in range(0, len(ids), _BATCH):
-            batch = ids[at : at + _BATCH]
-            marks = ",".join("?" * len(batch))
-            if without:
-                found.update(place.id for place in self._places(batch) if place.pack not in without)
-            else:
-                found.update(row[0] for row in self.rows(f"SELECT id FROM blob WHERE id IN ({marks})", batch))  # type: ignore[misc]
-        return found
-
-    def places(self, ids: Sequence[bytes]) -> Iterator[Place]:
-        """Every copy of every one of these blobs."""
-        for at in range(0, len(ids), _BATCH):
-            yield from self._places(ids[at : at + _BATCH])
-
-    def _places(self, ids: Sequence[bytes]) -> list[Place]:
-        marks = ",".join("?" * len(ids))
-        sql = (
-            "SELECT blob.id, pack.name, block.start, stored, raw, crc, blob.start, length FROM blob JOIN block ON block.number = blob.block "
-            f"JOIN pack ON pack.number = (blob.block >> {BLOCK_BITS}) WHERE blob.id IN ({marks})"
+        rows = (
+            self._rows("blob.id, pack.name", "JOIN pack ON pack.number = pack", ids)
+            if without
+            else self._rows("id, 0", "", ids)
         )
-        found = self.rows(sql, ids)
-        if any(
-            set(map(type, column)) != {kind} for column, kind in zip(zip(*found, strict=True), _PLACE, strict=False)
-        ):
-            self.rebuild()
-            found = self.rows(sql, ids)
-        return list(map(Place._make, found))
+        return {blob for blob, pack in rows if pack not in without}  # type: ignore[misc]
+
+    def places(self, ids: Sequence[bytes]) -> list[Place]:
+        """Every copy of every one of these blobs."""
+        return self._trusted(
+            lambda: [
+                self._layout(pack).place(blob, number)  # type: ignore[arg-type]
+                for blob, pack, number in self._rows("id, pack, number", "ORDER BY pack", ids)
+            ]
+        )
 
     def length(self, blob: bytes) -> int | None:
-        found = self.rows("SELECT length FROM blob WHERE id=? LIMIT 1", (blob,))
-        return int(found[0][0]) if found else None  # type: ignore[call-overload]
+        found = self.rows("SELECT pack, number FROM blob WHERE id=? LIMIT 1", (blob,))
+        return self._trusted(lambda: self._length_of(*found[0])) if found else None  # type: ignore[arg-type]
+
+    def _rows(self, columns: str, more: str, ids: Sequence[bytes]) -> list[tuple[object, ...]]:
+        if not ids:
+            return []
+        return self.rows(
+            f"{_NUMBERS} SELECT {columns} FROM k CROSS JOIN blob ON blob.id = {_ID} {more}", (len(ids), b"".join(ids))
+        )
+
+    def _trusted(self, work: Callable[[], T]) -> T:
+        """What the cache says, and once more from a rebuilt one if that makes no sense."""
+        try:
+            return work()
+        except (Corrupt, LookupError, TypeError, ValueError):
+            self.rebuild()
+        return work()
+
+    def _length_of(self, pack: int, number: int) -> int:
+        return self._layout(pack).lengths[number]
+
+    def _layout(self, number: int) -> PackIndex:
+        with self._mutex:
+            found = self._layouts.get(number)
+            if found is None:
+                ((name, data),) = self.rows("SELECT name, layout FROM pack WHERE number=?", (number,))
+                found = self._layouts[number] = PackIndex.decode(str(name), data, ids=False)  # type: ignore[arg-type]
+                if len(self._layouts) > _LAYOUTS:
+                    self._layouts.popitem(last=False)
+            return found
 
 
 _GONE: list[PackIndex] = []

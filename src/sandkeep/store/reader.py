@@ -10,10 +10,10 @@ from itertools import islice
 from typing import TypeVar
 
 from sandkeep.errors import Corrupt, NotFound
-from sandkeep.store.format import unblock
+from sandkeep.store.format import Place, unblock
 from sandkeep.store.index import Index
 from sandkeep.store.objects import Objects
-from sandkeep.store.stored import Place, Stored, cut
+from sandkeep.store.stored import Stored, cut
 
 T = TypeVar("T")
 

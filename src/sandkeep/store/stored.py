@@ -1,27 +1,13 @@
-"""Blobs as they are stored: where each lies, and how it is had out of the bytes there, checked against its SHA-256."""
+"""Blobs out of the bytes that a store holds, checked against their SHA-256."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from typing import NamedTuple
 
 from sandkeep.errors import Corrupt
-from sandkeep.store.format import sha256, unblock
-
-
-class Place(NamedTuple):
-    """Where one copy of a blob lies."""
-
-    id: bytes
-    pack: str
-    offset: int
-    stored: int
-    raw: int
-    crc: int
-    start: int
-    length: int
+from sandkeep.store.format import Place, sha256, unblock
 
 
 @dataclass(frozen=True, slots=True)
