@@ -3,20 +3,107 @@
 from __future__ import annotations
 
 import os
+import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from faulty import Faulty
 from sandkeep.checkpoints import records, retention
+from sandkeep.checkpoints.browse import Tree
+from sandkeep.checkpoints.capture import load_record
 from sandkeep.checkpoints.catalog import Store
 from sandkeep.checkpoints.needs import needed
 from sandkeep.checkpoints.retention import Keep, choose, parse_span, scaled
 from sandkeep.checkpoints.unpack import unpack
 from sandkeep.errors import BadArgument, CheckpointNotFound, Corrupt, StateConflict
 from sandkeep.store.format import record_name
+from sandkeep.store.repository import Repository
 from trees import put
+
+
+def held(root: Path) -> int:
+    """Bytes of packs and index, where checkpoints' contents are."""
+    return sum(
+        path.stat().st_size
+        for part in ("packs", "index")
+        for path in (root / "store" / part).rglob("*")
+        if path.is_file()
+    )
+
+
+def words(dice: random.Random, count: int) -> bytes:
+    return " ".join(dice.choice(["alpha", "beta", "gamma", str(dice.randrange(9999))]) for _ in range(count)).encode()
+
+
+def many_versions(root: Path, store: Store, dice: random.Random) -> None:
+    files = {f"d{n % 7}/f{n}": words(dice, 300) for n in range(120)}
+    for _ in range(8):
+        for name in dice.sample(sorted(files), 20):
+            files[name] = words(dice, 300)
+        put(root, store, files)
+
+
+def large_files_partly_changed(root: Path, store: Store, dice: random.Random) -> None:
+    chunks = [dice.randbytes(256 << 10) for _ in range(40)]
+    for _ in range(5):
+        for number in dice.sample(range(40), 12):
+            chunks[number] = dice.randbytes(256 << 10)
+        put(root, store, {"big": b"".join(chunks), "note": words(dice, 50)})
+
+
+def many_small(root: Path, store: Store, dice: random.Random) -> None:
+    parent = None
+    for number in range(20):
+        parent = put(root, store, {f"d/f{number}": words(dice, 100)}, parent=parent)
+
+
+def images_beside(root: Path, store: Store, dice: random.Random) -> None:
+    image = root / "image"
+    image.mkdir()
+    same = dice.randbytes(400_000)
+    for number in range(4):
+        (image / "pages").write_bytes(dice.randbytes(500_000) + same)
+        put(root, store, {"f": b"%d" % number}, attachments={"memory": image})
+
+
+@pytest.mark.parametrize("history", [many_versions, large_files_partly_changed, many_small, images_beside])
+def test_what_forgetting_frees_is_told_to_the_byte(
+    root: Path, store: Store, history: Callable[[Path, Store, random.Random], None]
+) -> None:
+    history(root, store, random.Random(3))
+    store.name("kept", store.checkpoints()[-1].id)
+    garbage = store.gc(dry_run=True)
+    plan = store.forget(keep_last=2, dry_run=True)
+    assert [gone.bytes for gone in plan.forgotten] == [gone.bytes for gone in store.forget(keep_last=2).forgotten]
+    assert sum(gone.bytes for gone in plan.forgotten) == plan.bytes > 0
+    before, forecast = held(root), store.gc(dry_run=True)
+    report = store.gc()
+    assert report.freed_bytes == forecast.freed_bytes == garbage.freed_bytes + plan.bytes == before - held(root)
+    assert report.removed_objects == forecast.removed_objects
+    assert store.gc(dry_run=True).freed_bytes == store.gc().freed_bytes == 0
+    assert store.verify() == []
+    for number, info in enumerate(store.checkpoints()):
+        unpack(store.repo, info.id, root / f"out{number}")
+
+
+def test_looking_inside_after_gc_reads_what_describes_and_nothing_else(root: Path, store: Store) -> None:
+    files = {f"d{n}/f{m}": os.urandom(2000) for n in range(40) for m in range(10)}
+    one = put(root, store, files)
+    two = put(root, store, dict(list(files.items())[::2]))
+    store.forget([one])
+    assert store.gc().repacked_packs
+    watched = Faulty(store.repo.objects)
+    got: list[int] = []
+    inner = watched.inner.get
+    watched.inner.get = lambda *args: got.append(len(data := inner(*args))) or data  # type: ignore[method-assign,func-returns-value]
+    with Repository.open(watched, root / "fresh") as repo:
+        got.clear()
+        assert len(list(Tree(repo, load_record(repo, two).root).find("**/f2"))) == 40
+    assert sum(got) < 60_000
 
 
 def test_forgetting_frees_what_it_says_and_lineage_stays_readable(root: Path, store: Store) -> None:
@@ -34,8 +121,8 @@ def test_forgetting_frees_what_it_says_and_lineage_stays_readable(root: Path, st
     assert len(store.checkpoints()) == 4
     done = store.forget(keep_last=1)
     assert (done.bytes, [gone.id for gone in done.forgotten]) == (plan.bytes, ids[1:3])
-    freed = store.gc()
-    assert abs(freed.freed_bytes - plan.bytes) < 20_000
+    before = held(root)
+    assert store.gc().freed_bytes == plan.bytes == before - held(root)
     assert [info.id for info in store.checkpoints()] == [ids[3], ids[0]]
     line = store.lineage(ids[3])
     assert [(one.id, one.state, one.comment) for one in line] == [
@@ -93,8 +180,35 @@ def test_forgetting_until_the_store_fits(root: Path, store: Store) -> None:
     ids = [put(root, store, {"own": os.urandom(1_000_000)}) for _ in range(5)]
     done = store.forget(max_bytes=2_600_000)
     assert [gone.id for gone in done.forgotten] == ids[:3]
-    assert store.forget(max_bytes=1).forgotten[0].id == ids[3]
+    assert done.notes == []
+    store.gc()
+    assert held(root) <= 2_600_000
+    none = store.forget(max_bytes=1)
+    assert none.forgotten[0].id == ids[3]
+    assert "remain" in none.notes[0]
     assert [info.id for info in store.checkpoints()] == [ids[4]]
+
+
+def test_what_shares_packs_with_others_is_not_forgotten_in_vain(root: Path, store: Store) -> None:
+    files = {f"f{n}": os.urandom(1_000_000) for n in range(10)}
+    one = put(root, store, files)
+    files |= {f"f{n}": os.urandom(1_000_000) for n in range(4)}
+    put(root, store, files)
+    assert [gone.id for gone in store.forget(max_bytes=12_000_000).forgotten] == [one]
+    store.gc()
+    assert held(root) < 10_100_000
+
+
+def test_one_may_be_dropped_at_the_cost_of_one(root: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = put(root, store, {"f": b"1"}), put(root, store, {"f": b"2"})
+    store.name("mine", two)
+    monkeypatch.setattr(retention, "live", None)
+    store.drop(one)
+    with pytest.raises(StateConflict):
+        store.drop(two)
+    with pytest.raises(CheckpointNotFound):
+        store.drop(one)
+    assert [info.id for info in store.checkpoints()] == [two]
 
 
 HOUR = 3_600_000

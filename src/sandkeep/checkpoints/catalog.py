@@ -198,7 +198,7 @@ class Store:
         return verify(self.repo, read_data)
 
     def gc(self, dry_run: bool = False) -> GcReport:
-        return self.repo.gc(retention.live(self.repo), dry_run)
+        return retention.collect(self.repo, dry_run=dry_run)
 
     def forget(
         self,
@@ -229,6 +229,10 @@ class Store:
         return retention.forget_these(
             self.repo, keep, sorted({self.resolve(checkpoint) for checkpoint in ids}), dry_run
         )
+
+    def drop(self, checkpoint: Checkpoint) -> None:
+        """Forget one, at the cost of one: for programs that keep a few and do not ask what that frees."""
+        retention.drop(self.repo, self.names().values(), self.resolve(checkpoint))
 
     # carrying
 

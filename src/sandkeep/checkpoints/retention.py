@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -16,8 +17,9 @@ from sandkeep.checkpoints import records
 from sandkeep.checkpoints.capture import load_record
 from sandkeep.checkpoints.needs import needed
 from sandkeep.checkpoints.records import Record
-from sandkeep.errors import BadArgument, CheckpointNotFound, Corrupt, NotFound, StateConflict
+from sandkeep.errors import BadArgument, Busy, CheckpointNotFound, Corrupt, NotFound, StateConflict
 from sandkeep.model import CheckpointInfo
+from sandkeep.store.gc import GcReport
 from sandkeep.store.repository import Repository
 
 _SPAN = re.compile(r"(\d+)\s*([smhdwy])")
@@ -86,9 +88,13 @@ def forget(repo: Repository, keep: Keep, dry_run: bool) -> ForgetReport:
     known = _records(repo)
     newest_first = [(checkpoint, record.tag if record else None) for checkpoint, record in reversed(known.items())]
     going, spare = choose(newest_first, keep, time.time())
+    notes = []
     if keep.max_bytes is not None:
-        going += _until_it_fits(repo, known, going, spare, keep.max_bytes)
-    return _forget(repo, known, going, dry_run)
+        number = _until_it_fits(repo, going, spare, keep.max_bytes)
+        if number > len(spare):
+            notes = [f"more than {keep.max_bytes} bytes remain: the newest, named and kept ones need them"]
+        going += spare[:number]
+    return _forget(repo, known, going, dry_run, notes)
 
 
 def forget_these(repo: Repository, keep: Keep, going: Sequence[str], dry_run: bool) -> ForgetReport:
@@ -96,12 +102,25 @@ def forget_these(repo: Repository, keep: Keep, going: Sequence[str], dry_run: bo
     for checkpoint in going:
         if checkpoint not in known:
             raise CheckpointNotFound(f"no checkpoint {checkpoint}", "list the store's checkpoints")
-        if checkpoint in keep.named:
-            raise StateConflict(
-                f"checkpoint {checkpoint} has a name",
-                "take the name away first: `sandkeep checkpoint name NAME --remove`",
-            )
-    return _forget(repo, known, going, dry_run)
+        _refuse_named(checkpoint, keep.named)
+    return _forget(repo, known, going, dry_run, [])
+
+
+def drop(repo: Repository, named: Collection[str], checkpoint: str) -> None:
+    """Let go of one without a look at what that frees."""
+    _refuse_named(checkpoint, named)
+    try:
+        record = load_record(repo, checkpoint)
+    except Corrupt:
+        record = None
+    bury(repo, checkpoint, record)
+
+
+def _refuse_named(checkpoint: str, named: Collection[str]) -> None:
+    if checkpoint in named:
+        raise StateConflict(
+            f"checkpoint {checkpoint} has a name", "take the name away first: `sandkeep checkpoint name NAME --remove`"
+        )
 
 
 def _records(repo: Repository) -> dict[str, Record | None]:
@@ -117,35 +136,44 @@ def _records(repo: Repository) -> dict[str, Record | None]:
     return found
 
 
-def _until_it_fits(
-    repo: Repository, known: dict[str, Record | None], going: Sequence[str], spare: Sequence[str], most: int
-) -> list[str]:
-    """As many of `spare` as bring what the rest needs to `most` bytes."""
-    stored = sum(size for _, size, _ in repo.objects.list("packs/"))
-    excess = stored - repo.gc(live(repo, frozenset(going)), dry_run=True).freed_bytes - most
-    staying = [record for checkpoint, record in known.items() if record and checkpoint not in {*going, *spare}]
-    more: list[str] = []
-    for checkpoint, freed in zip(spare, shares(repo, spare, staying), strict=True):
-        if excess <= 0:
-            break
-        more.append(checkpoint)
-        excess -= freed
-    return more
+def collect(repo: Repository, without: Collection[str] = (), dry_run: bool = False) -> GcReport:
+    """Run the collector, as if these checkpoints were not there."""
+    return repo.gc(live(repo, frozenset(without)), dry_run, _describes)
 
 
-def _forget(repo: Repository, known: dict[str, Record | None], going: Sequence[str], dry_run: bool) -> ForgetReport:
+def _describes(blob: bytes) -> bool:
+    """Whether it looks like a directory node. A wrong guess costs nothing but the place it gets."""
+    return blob[:2] in (b"\x94\x01", b"\x92\x02")
+
+
+def freed_without(repo: Repository, gone: Collection[str]) -> int:
+    """What gc would free if these were forgotten, garbage of before included."""
+    return collect(repo, gone, dry_run=True).freed_bytes
+
+
+def _until_it_fits(repo: Repository, going: Sequence[str], spare: Sequence[str], most: int) -> int:
+    """How many of `spare` must go, too, for the store to have `most` bytes after gc; one more than there are if all don't suffice."""
+    stored = sum(size for _, size, _ in repo.objects.list(""))
+
+    def fits(number: int) -> bool:
+        return stored - freed_without(repo, [*going, *spare[:number]]) <= most
+
+    return bisect_left(range(len(spare) + 1), True, key=fits)
+
+
+def _forget(
+    repo: Repository, known: dict[str, Record | None], going: Sequence[str], dry_run: bool, notes: list[str]
+) -> ForgetReport:
     gone = frozenset(going)
     damaged = frozenset(checkpoint for checkpoint, record in known.items() if record is None)
     total = 0
     parts = [0 for _ in going]
-    notes = []
     try:
         if going:
-            before = repo.gc(live(repo, damaged), dry_run=True).freed_bytes
-            total = max(0, repo.gc(live(repo, gone), dry_run=True).freed_bytes - before)
+            total = max(0, freed_without(repo, gone) - freed_without(repo, damaged))
             staying = [record for checkpoint, record in known.items() if record and checkpoint not in gone]
             parts = scaled(shares(repo, going, staying), total)
-    except Corrupt as error:
+    except (Corrupt, Busy) as error:
         notes.append(f"what this frees can't be told: {error.message}")
     forgotten = []
     for checkpoint, part in zip(going, parts, strict=True):

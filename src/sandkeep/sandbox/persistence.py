@@ -247,7 +247,7 @@ def forget(store: Store, gone: list[Generation]) -> None:
     """A generation that has a name, or is gone already, is not ours to forget."""
     for one in gone:
         with contextlib.suppress(CheckpointNotFound, StateConflict):
-            store.forget([one.id])
+            store.drop(one.id)
 
 
 def _mark(taken: Taken) -> str:

@@ -6,7 +6,7 @@ docs/design.md, section 7, has the argument. The order of the steps is the argum
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,16 +14,18 @@ from sandkeep.errors import Busy, Corrupt, NotFound, StoreError
 from sandkeep.store.format import PackIndex, index_object, new_index_name, read_index_object, unique
 from sandkeep.store.index import DAMAGE, read_marks
 from sandkeep.store.lease import Lease, Other, others, put_sealed, read_condemned, seal_value
+from sandkeep.store.repack import Describes, Packer, pack_again
 from sandkeep.store.verify import read_pack_footer
-from sandkeep.store.writer import PACK_SIZE, Writer
+from sandkeep.store.writer import PACK_SIZE
 
 if TYPE_CHECKING:
     from sandkeep.store.repository import Repository
 
-SPARSE = 0.5  # a pack with less than this share of live bytes is repacked
+SPARSE = 0.75  # a pack with less than this share of live bytes is repacked
 SMALL = PACK_SIZE // 4
 MANY = 16  # so many small packs, or index objects, are made one
 INDEX_BLOBS = 200_000  # in one merged index object
+LARGE_INDEX = 1 << 20  # an index object of so many bytes is not merged only because there are many
 STALE = 86_400.0  # seconds after which leftovers of crashed processes go
 
 Live = Callable[[], Iterable[bytes]]
@@ -32,21 +34,21 @@ Live = Callable[[], Iterable[bytes]]
 @dataclass(frozen=True)
 class GcReport:
     removed_objects: int = 0
-    freed_bytes: int = 0
+    freed_bytes: int = 0  # by how much packs, index and leftovers became less: what was written instead is taken off
     repacked_packs: int = 0
     waiting_packs: int = 0  # condemned, but a writer at work may still count on them: the next gc removes them
     missing_blobs: int = 0  # needed by a record, and nowhere in the store
     dry_run: bool = False
 
 
-def collect(repo: Repository, live: Live, dry_run: bool) -> GcReport:
+def collect(repo: Repository, live: Live, describes: Describes, dry_run: bool) -> GcReport:
     try:
         if dry_run:
-            return _forecast(repo, live)
+            return _patiently(lambda: _forecast(repo, live, describes))
         lease = Lease(repo.objects, "gc", repo.lease)
         lease.begin()
         try:
-            return _Collector(repo, live, lease).run()
+            return _Collector(repo, live, describes, lease).run()
         finally:
             lease.end()
     except DAMAGE as error:
@@ -55,18 +57,74 @@ def collect(repo: Repository, live: Live, dry_run: bool) -> GcReport:
         ) from error
 
 
-def _forecast(repo: Repository, live: Live) -> GcReport:
+def _patiently(look: Callable[[], GcReport]) -> GcReport:
+    """A collector at work takes away what is looked at; then it is looked at again."""
+    for _ in range(10):
+        try:
+            return look()
+        except NotFound as error:
+            met = error
+    raise Busy(f"the store changes all the time: {met.message}", "try again when no gc is at work")
+
+
+def _forecast(repo: Repository, live: Live, describes: Describes) -> GcReport:
+    """What a collector would do now, to the byte, as long as nobody else writes. Of what it would pack again only small blobs
+    are read."""
     repo.index.sync(full=True)
     missing = _load_live(repo, live)
     sizes = {name: size for name, size, _ in repo.objects.list("packs/")}
     dead, sparse = _judge(repo, sizes, frozenset())
-    freed = sum(sizes[name] for name in dead) + sum(int(sizes[name] * (1 - share)) for name, share in sparse.items())
-    return GcReport(len(dead) + len(sparse), freed, len(sparse), 0, missing, True)
+    made: list[PackIndex] = []
+    freed = 0
+
+    def count(index: PackIndex, parts: Sequence[bytes]) -> None:
+        nonlocal freed
+        made.append(index)
+        freed -= index.size + len(parts[-1])
+
+    copied = _pack_again(repo, sparse, Packer(count, describes), read=False)
+    going = {*dead, *copied}
+    shelf = _Shelf(repo, {name: size for name, size, _ in repo.objects.list("index/")})
+    if made:
+        shelf.put(made)
+    if going:
+        shelf.merge(_naming(repo, going), going)
+    if len(shelf.small()) >= MANY:
+        shelf.merge(shelf.small(), set())
+    freed += sum(sizes[name] for name in going) + shelf.freed
+    return GcReport(len(going) + shelf.removed, freed, len(copied), 0, missing, True)
+
+
+class _Shelf:
+    """Index objects as they would become."""
+
+    def __init__(self, repo: Repository, sizes: dict[str, int]) -> None:
+        self._repo, self._sizes = repo, sizes
+        self._made: dict[str, list[PackIndex]] = {}
+        self.removed = self.freed = 0
+
+    def put(self, packs: list[PackIndex]) -> None:
+        name = new_index_name()
+        self._made[name] = packs
+        self._sizes[name] = len(index_object(name, packs))
+        self.freed -= self._sizes[name]
+
+    def merge(self, sources: set[str], without: set[str]) -> None:
+        for packs in _regrouped(map(self._packs, sorted(sources)), without):
+            self.put(packs)
+        self.freed += sum(self._sizes.pop(name) for name in sources)
+        self.removed += len(sources)
+
+    def small(self) -> set[str]:
+        return {name for name, size in self._sizes.items() if size < LARGE_INDEX}
+
+    def _packs(self, name: str) -> list[PackIndex]:
+        return self._made.get(name) or read_index_object(name, self._repo.objects.get(name))
 
 
 class _Collector:
-    def __init__(self, repo: Repository, live: Live, lease: Lease) -> None:
-        self.repo, self.live, self.lease = repo, live, lease
+    def __init__(self, repo: Repository, live: Live, describes: Describes, lease: Lease) -> None:
+        self.repo, self.live, self.describes, self.lease = repo, live, describes, lease
         self.objects, self.index = repo.objects, repo.index
         self.removed = self.freed = 0
 
@@ -107,7 +165,7 @@ class _Collector:
         """Announce the packs that are to go. What is still needed of them is copied first. The number of packs copied."""
         sizes = {name: size for name, size, _ in self.objects.list("packs/")}
         dead, sparse = _judge(self.repo, sizes, self.lease.condemned)
-        copied = self._repack(list(sparse)) if sparse else []
+        copied = self._repack(sparse) if sparse else []
         condemned = sorted([*dead, *copied])
         if condemned:
             name = f"gc/condemned-{unique()}"
@@ -115,24 +173,18 @@ class _Collector:
         return len(copied)
 
     def _repack(self, packs: list[str]) -> list[str]:
-        copied = []
-        wanted: dict[str, list[bytes]] = {name: [] for name in packs}
-        rows = self.index.rows(
-            "SELECT pack.name, blob.id FROM blob JOIN temp.live ON live.id = blob.id "
-            "JOIN pack ON pack.number = blob.pack WHERE pack.name IN (SELECT value FROM json_each(?))",
-            (json.dumps(packs),),
-        )
-        for name, blob in rows:
-            wanted[str(name)].append(blob)  # type: ignore[arg-type]
-        with Writer(self.objects, self.index, self.lease.duration, lease=self.lease, dedup=False) as writer:
-            for pack, ids in wanted.items():
-                try:
-                    for _, data in self.repo.read_many(ids):
-                        writer.add(data)
-                except (Corrupt, NotFound):
-                    continue  # it stays as it is; verify names it
-                copied.append(pack)
-            writer.flush()
+        made: list[PackIndex] = []
+
+        def put(index: PackIndex, parts: Sequence[bytes]) -> None:
+            self.lease.check()
+            self.objects.put(index.name, *parts)
+            self.freed -= sum(map(len, parts))
+            made.append(index)
+
+        copied = _pack_again(self.repo, packs, Packer(put, self.describes), read=True)
+        if made:
+            self._put_index(made)
+            self.index.sync()
         return copied
 
     def _remove(self) -> int:
@@ -188,33 +240,27 @@ class _Collector:
 
     def _forget_in_index(self, going: set[str]) -> None:
         """Write the index objects that name these packs again without them. The new ones are there before the old ones go."""
-        names = self.index.rows("SELECT DISTINCT source, pack.name FROM names JOIN pack ON pack.number = names.pack")
-        self._merge_index({str(source) for source, pack in names if pack in going}, going)
+        self._merge_index(_naming(self.repo, going), going)
 
     def _merge_index(self, sources: set[str], without: set[str]) -> None:
-        kept: dict[str, PackIndex] = {}
-        for source in sorted(sources):
-            for pack in read_index_object(source, self.objects.get(source)):
-                if pack.name not in without:
-                    kept[pack.name] = pack
-            if sum(len(pack.lengths) for pack in kept.values()) > INDEX_BLOBS:
-                self._put_index(list(kept.values()))
-                kept = {}
-        if kept:
-            self._put_index(list(kept.values()))
+        found = (read_index_object(source, self.objects.get(source)) for source in sorted(sources))
+        for packs in _regrouped(found, without):
+            self._put_index(packs)
         self.lease.check_twice()
         self._delete({source: self.objects.size(source) or 0 for source in sources})
         self.index.sync(full=True)
 
     def _put_index(self, packs: list[PackIndex]) -> None:
         name = new_index_name()
-        self.lease.put(name, index_object(name, packs))
+        data = index_object(name, packs)
+        self.lease.put(name, data)
+        self.freed -= len(data)
 
     def _tidy(self) -> None:
         """Make many small index objects one, and remove what crashed processes left."""
-        listed = [(name, size) for name, size, _ in self.objects.list("index/") if size < 1 << 20]
-        if len(listed) >= MANY:
-            self._merge_index({name for name, _ in listed}, set())
+        small = {name for name, size, _ in self.objects.list("index/") if size < LARGE_INDEX}
+        if len(small) >= MANY:
+            self._merge_index(small, set())
         clock = max((at for name, _, at in self.objects.list("writers/") if name == self.lease.name), default=0.0)
         for prefix in ("tmp/", "expired/"):
             self._delete({name: size for name, size, at in self.objects.list(prefix) if clock - at > STALE})
@@ -245,8 +291,47 @@ def _load_live(repo: Repository, live: Live) -> int:
     return int(str(repo.index.rows("SELECT count(*) FROM temp.live WHERE id NOT IN (SELECT id FROM blob)")[0][0]))
 
 
-def _judge(repo: Repository, sizes: dict[str, int], condemned: frozenset[str]) -> tuple[list[str], dict[str, float]]:
-    """Packs to condemn as they are, and packs to copy from first, with their share of live bytes."""
+def _naming(repo: Repository, packs: set[str]) -> set[str]:
+    """The index objects that name some of these packs."""
+    rows = repo.index.rows("SELECT DISTINCT source, pack.name FROM names JOIN pack ON pack.number = names.pack")
+    return {str(source) for source, pack in rows if pack in packs}
+
+
+def _regrouped(found: Iterable[list[PackIndex]], without: set[str]) -> Iterator[list[PackIndex]]:
+    """What the new index objects hold that replace these."""
+    kept: dict[str, PackIndex] = {}
+    for packs in found:
+        kept |= {pack.name: pack for pack in packs if pack.name not in without}
+        if sum(len(pack.lengths) for pack in kept.values()) > INDEX_BLOBS:
+            yield list(kept.values())
+            kept = {}
+    if kept:
+        yield list(kept.values())
+
+
+def _pack_again(repo: Repository, packs: list[str], packer: Packer, read: bool) -> list[str]:
+    """Put what is needed of these packs into new ones. The packs of which all was."""
+    wanted: dict[str, list[bytes]] = {name: [] for name in sorted(packs)}
+    rows = repo.index.rows(
+        "SELECT pack.name, blob.id FROM blob JOIN temp.live ON live.id = blob.id "
+        "JOIN pack ON pack.number = blob.pack WHERE pack.name IN (SELECT value FROM json_each(?))",
+        (json.dumps(packs),),
+    )
+    for name, blob in rows:
+        wanted[str(name)].append(blob)  # type: ignore[arg-type]
+    copied = []
+    for name, ids in wanted.items():
+        try:
+            pack_again(repo, ids, packer, read)
+        except (Corrupt, NotFound):
+            continue  # it stays as it is; verify names it
+        copied.append(name)
+    packer.end()
+    return copied
+
+
+def _judge(repo: Repository, sizes: dict[str, int], condemned: frozenset[str]) -> tuple[list[str], list[str]]:
+    """Packs to condemn as they are, and packs to copy from first."""
     rows = repo.index.rows(
         "SELECT pack.name, pack.raw, sum(CASE WHEN live.id IS NULL THEN 0 ELSE length_of(blob.pack, blob.number) + 1 END) FROM blob "
         "JOIN pack ON pack.number = blob.pack LEFT JOIN temp.live ON live.id = blob.id GROUP BY pack.number"
@@ -265,4 +350,4 @@ def _judge(repo: Repository, sizes: dict[str, int], condemned: frozenset[str]) -
     dead += [name for name in sizes if name not in indexed and name not in condemned]
     small = [name for name in shares if sizes[name] < SMALL]
     again = set(small) if len(small) >= MANY else set()
-    return dead, {name: share for name, share in shares.items() if share < SPARSE or name in again}
+    return dead, [name for name, share in shares.items() if share < SPARSE or name in again]

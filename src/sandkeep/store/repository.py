@@ -120,12 +120,18 @@ class Repository:
 
         return verify(self, read_data, progress)
 
-    def gc(self, live: Callable[[], Iterable[bytes]], dry_run: bool = False) -> GcReport:
+    def gc(
+        self,
+        live: Callable[[], Iterable[bytes]],
+        dry_run: bool = False,
+        describes: Callable[[bytes], bool] = lambda data: False,
+    ) -> GcReport:
         """Remove what no record needs. `live` lists every blob that any record visible *when it is called* needs; it is
-        called more than once, and must raise rather than leave something out."""
+        called more than once, and must raise rather than leave something out. `describes` says of a blob's content whether
+        it is grouped apart, as `Writer.add` with `meta` does."""
         from sandkeep.store.gc import collect
 
-        return collect(self, live, dry_run)
+        return collect(self, live, describes, dry_run)
 
 
 def _record(kind: str, name: str) -> str:
