@@ -52,10 +52,13 @@ def timed(act: Callable[[], object]) -> float:
     return (time.perf_counter() - begun) * 1000
 
 
-def medians(acts: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Interleaved, so that a slow minute hits everybody."""
+def medians(
+    acts: dict[str, Callable[[], object]], rounds: int, before: Callable[[], object] = lambda: None
+) -> dict[str, float]:
+    """Interleaved, so that a slow minute hits everybody; `before` each, uncounted."""
     times: dict[str, list[float]] = {name: [] for name in acts}
     for _ in range(rounds):
         for name, act in acts.items():
+            before()
             times[name].append(timed(act))
     return {name: statistics.median(values) for name, values in times.items()}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import statistics
 import subprocess
 import tempfile
 import time
@@ -15,19 +16,19 @@ from pathlib import Path
 
 from bench import workspace
 from bench.measure import Report, medians, timed
+from bench.peers import Others, shell
 from sandkeep import Sandbox
 from sandkeep.checkpoints.capture import Source, capture
 from sandkeep.checkpoints.catalog import Store
 from sandkeep.checkpoints.unpack import unpack
 
 BASE = {"name": "bench", "fingerprint": "bench"}
-SLOW = ("tar|gzip", "borg", "git", "casync")  # once is enough
 
 
 def run(report: Report, quick: bool = False) -> None:
     rounds = 2 if quick else 3
     with Disk() as folder:
-        shape(report, folder, "S" if quick else "M", rounds)
+        Shape(report, folder, "S" if quick else "M", rounds).measure()
         for name in () if quick else ("S", "L"):
             growth(report, folder / name, name)
         flat(report, folder, 300 if quick else 10_000)
@@ -49,10 +50,6 @@ class Disk:
     def __exit__(self, *_: object) -> None:
         subprocess.run(["umount", "--lazy", str(self._folder / "mount")], check=True)
         shutil.rmtree(self._folder)
-
-
-def shell(command: str) -> Callable[[], object]:
-    return lambda: subprocess.run(command, shell=True, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 class Ours:
@@ -85,37 +82,100 @@ class Ours:
         return layer
 
 
-def shape(report: Report, folder: Path, name: str, rounds: int) -> None:
-    tree = folder / "tree"
-    workspace.make(tree, name)
-    restic = restic_in(folder)
-    runs: list[Ours] = []
+class Shape:
+    """All figures of one workspace."""
 
-    def ours() -> None:
+    def __init__(self, report: Report, folder: Path, name: str, rounds: int) -> None:
+        self.report, self.folder, self.name, self.rounds = report, folder, name, rounds
+        self.tree = folder / "tree"
+        workspace.make(self.tree, name)
+        self.restic = restic_in(folder)
+        self.others = Others(folder, self.tree)
+        self.runs: list[Ours] = []
+
+    def measure(self) -> None:
+        self.first()
+        self.no_change()
+        self.changed("3 edits", workspace.edit_three, 0.03)
+        if self.name != "S":
+            self.changed("3 edits and pages of the database", both, 0.15)
+        self.restore()
+        for one in self.runs:
+            one.store.close()
+
+    def add(self, what: str, ours: float, restic: float, bound: float, others: dict[str, float]) -> None:
+        self.report.add(f"{what}, {self.name}", ours, restic, "restic", bound)
+        for peer, took in others.items():
+            self.report.add(f"{what}, {self.name}", ours, took, peer)
+
+    def fresh(self) -> None:
+        """Nothing left of the one before, and nothing that is still to be written."""
+        for name in ("restic", "tar", "target", "elsewhere"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+        (self.folder / "tar").mkdir()
         os.sync()
-        runs.append(Ours(folder / f"ours{len(runs)}", tree))
-        runs[-1].save(tree)
 
-    def restic_first() -> None:
-        shutil.rmtree(folder / "restic", ignore_errors=True)
-        shell(f"{restic} init")()
-        os.sync()
-        shell(f"cd {tree} && {restic} backup .")()
+    def first(self) -> None:
+        def ours() -> None:
+            self.runs.append(Ours(self.folder / f"ours{len(self.runs)}", self.tree))
+            self.runs[-1].save(self.tree)
 
-    peers = others(folder, tree)
-    slow = {peer: peers.pop(peer) for peer in SLOW if peer in peers}
-    found = {**medians({"ours": ours, "restic": restic_first, **peers}, rounds), **medians(slow, 1)}
-    report.add(f"first checkpoint, {name}", found["ours"], found["restic"], "restic init + backup", 0.4)
-    report.add(f"first checkpoint, {name}", found["ours"], found["tar|zstd|sha256"], "tar|zstd -1 -T0|sha256sum", 0.9)
-    for peer in (*SLOW, "cp -a"):
-        if peer in found:
-            report.add(f"first checkpoint, {name}", found["ours"], found[peer], peer)
-    one = runs[-1]
-    report.add(f"stored bytes, {name}", usage(one.folder / "store"), usage(folder / "restic"), "restic", 1, unit="MB")
-    incremental(report, name, folder, tree, one, restic, rounds)
-    restoring(report, name, folder, one, restic, rounds)
-    for each in runs:
-        each.store.close()
+        kept = self.folder / "tar" / "x.zst"
+        acts = {
+            "tar": shell(f"tar -C {self.tree} -c . | zstd -1 -T0 -q | tee {kept} | sha256sum && sync {kept}"),
+            "ours": ours,
+            "restic": shell(f"{self.restic} init && cd {self.tree} && {self.restic} backup ."),
+        }
+        found = medians(acts, self.rounds, self.fresh)
+        self.add("first checkpoint", found["ours"], found["restic"], 0.4, {})
+        self.report.add(f"first checkpoint, {self.name}", found["ours"], found["tar"], "tar|zstd -1 -T0|sha256sum", 0.9)
+        for peer, took in self.others.first().items():
+            self.report.add(f"first checkpoint, {self.name}", found["ours"], took, peer)
+        stored = usage(self.runs[-1].folder / "store"), usage(self.folder / "restic")
+        self.report.add(f"stored bytes, {self.name}", *stored, "restic", 1, unit="MB")
+
+    def no_change(self) -> None:
+        acts = {"ours": self.runs[-1].save, "restic": shell(f"cd {self.tree} && {self.restic} backup .")}
+        found = medians(acts, self.rounds, os.sync)
+        self.add("no change", found["ours"], found["restic"], 0.02, self.others.again())
+
+    def changed(self, what: str, change: Callable[[Path, int], None], bound: float) -> None:
+        one = self.runs[-1]
+        stores = {"ours": one.folder / "store", "restic": self.folder / "restic"}
+        acts: dict[str, Callable[[], object]] = {"restic": shell(f"cd {self.tree} && {self.restic} backup .")}
+        times: dict[str, list[float]] = {name: [] for name in stores}
+        added = dict.fromkeys(stores, 0.0)
+        for round_ in range(self.rounds):
+            layer = one.delta(lambda root, at=round_: change(root, at))  # type: ignore[misc]
+            change(self.tree, round_)
+            acts["ours"] = lambda layer=layer: one.save(layer)  # type: ignore[misc]
+            for name, store in stores.items():
+                before = usage(store)
+                os.sync()
+                times[name].append(timed(acts[name]))
+                added[name] += usage(store) - before
+        middle = {name: statistics.median(values) for name, values in times.items()}
+        self.add(what, middle["ours"], middle["restic"], bound, self.others.again())
+        self.report.add(f"bytes added, {what}, {self.name}", added["ours"], added["restic"], "restic", 1, unit="MB")
+
+    def restore(self) -> None:
+        one, target = self.runs[-1], self.folder / "target"
+
+        def ours() -> None:
+            store = Store(one.folder / "store", home=self.folder / "elsewhere", create=False)
+            unpack(store.repo, one.parent or "", target)
+            store.close()
+
+        def cleared() -> None:
+            shutil.rmtree(target, ignore_errors=True)
+            shutil.rmtree(self.folder / "elsewhere", ignore_errors=True)
+            os.sync()
+
+        acts = {"ours": ours, "restic": shell(f"{self.restic} restore latest --target {target}")}
+        found = medians(acts, self.rounds, cleared)
+        self.add("restore on an empty machine", found["ours"], found["restic"], 0.4, self.others.restore())
+        took = known(self.folder, self.rounds)
+        self.add("restore with the layers here", took, found["restic"], 0.05, {})
 
 
 def restic_in(folder: Path) -> str:
@@ -128,90 +188,16 @@ def growth(report: Report, folder: Path, name: str) -> None:
     workspace.make(tree, name)
     restic, one = restic_in(folder), Ours(folder / "ours", tree)
     shell(f"{restic} init")()
-    os.sync()
-    took = timed(lambda: one.save(tree))
-    os.sync()
-    report.add(f"first checkpoint, {name}", took, timed(shell(f"cd {tree} && {restic} backup .")), "restic backup")
+    acts = {"ours": lambda: one.save(tree), "restic": shell(f"cd {tree} && {restic} backup .")}
+    found = medians(acts, 1, os.sync)
+    report.add(f"first checkpoint, {name}", found["ours"], found["restic"], "restic backup")
     one.store.close()
     shutil.rmtree(folder)
-
-
-def others(folder: Path, tree: Path) -> dict[str, Callable[[], object]]:
-    def fresh(command: str) -> Callable[[], object]:
-        def act() -> None:
-            shutil.rmtree(folder / "other", ignore_errors=True)
-            (folder / "other").mkdir()
-            os.sync()
-            shell(command)()
-
-        return act
-
-    found = {
-        "tar|zstd|sha256": fresh(
-            f"tar -C {tree} -c . | zstd -1 -T0 -q | tee {folder}/other/x.zst | sha256sum && sync {folder}/other/x.zst"
-        ),
-        "tar|gzip": fresh(f"tar -C {tree} -c . | gzip > {folder}/other/x.gz"),
-        "cp -a": fresh(f"cp -a {tree} {folder}/other/copy"),
-        "git": fresh(f"cd {folder}/other && git init -q --bare r && git --git-dir=r --work-tree={tree} add -A"),
-        "borg": fresh(f"cd {tree} && borg init -e none {folder}/other/b && borg create {folder}/other/b::x ."),
-        "casync": fresh(f"casync make --store={folder}/other/c {folder}/other/x.caidx {tree}"),
-    }
-    return {name: act for name, act in found.items() if name.startswith(("tar", "cp")) or shutil.which(name)}
-
-
-def incremental(report: Report, name: str, folder: Path, tree: Path, one: Ours, restic: str, rounds: int) -> None:
-    changes = {
-        "no change": (lambda _root, _round: None, 0.02),
-        "3 edits": (workspace.edit_three, 0.03),
-        **({"3 edits and pages of the database": (both, 0.15)} if name != "S" else {}),
-    }
-    for what, (change, bound) in changes.items():
-        ours_times, restic_times, ours_bytes, restic_bytes = [], [], 0.0, 0.0
-        for round_ in range(rounds):
-            layer = one.delta(lambda root, c=change, r=round_: c(root, r))  # type: ignore[misc]
-            change(tree, round_)
-            os.sync()
-            before = usage(one.folder / "store")
-            ours_times.append(timed(lambda layer=layer: one.save(*([layer] if layer.exists() else []))))  # type: ignore[misc]
-            ours_bytes += usage(one.folder / "store") - before
-            before = usage(folder / "restic")
-            os.sync()
-            restic_times.append(timed(shell(f"cd {tree} && {restic} backup .")))
-            restic_bytes += usage(folder / "restic") - before
-        ours_times.sort()
-        restic_times.sort()
-        report.add(f"{what}, {name}", ours_times[rounds // 2], restic_times[rounds // 2], "restic", bound)
-        if what != "no change":
-            report.add(f"bytes added, {what}, {name}", ours_bytes, restic_bytes, "restic", 1, unit="MB")
 
 
 def both(root: Path, round_: int) -> None:
     workspace.edit_three(root, round_)
     workspace.change_pages(root, round_)
-
-
-def restoring(report: Report, name: str, folder: Path, one: Ours, restic: str, rounds: int) -> None:
-    assert one.parent is not None
-    target = folder / "target"
-
-    def ours() -> None:
-        store = Store(one.folder / "store", home=folder / "elsewhere", create=False)
-        unpack(store.repo, one.parent or "", target)
-        store.close()
-
-    def cleared(act: Callable[[], object]) -> float:
-        shutil.rmtree(target, ignore_errors=True)
-        shutil.rmtree(folder / "elsewhere", ignore_errors=True)
-        os.sync()
-        return timed(act)
-
-    times: dict[str, list[float]] = {"ours": [], "restic": []}
-    for _ in range(rounds):
-        times["ours"].append(cleared(ours))
-        times["restic"].append(cleared(shell(f"{restic} restore latest --target {target}")))
-    middle = {key: sorted(values)[rounds // 2] for key, values in times.items()}
-    report.add(f"restore on an empty machine, {name}", middle["ours"], middle["restic"], "restic", 0.4)
-    report.add(f"restore with the layers here, {name}", known(folder, rounds), middle["restic"], "restic", 0.05)
 
 
 def known(folder: Path, rounds: int) -> float:
