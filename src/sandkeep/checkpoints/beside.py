@@ -83,7 +83,7 @@ class Beside:
             [*_COMMAND, str(root)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(_SOURCE), *filter(None, sys.path)])},
+            env={"PYTHONPATH": os.pathsep.join([str(_SOURCE), *filter(None, sys.path)])},
             pass_fds=(root,),
         )
 
