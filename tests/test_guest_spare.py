@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,82 @@ def test_one_that_was_killed_is_not_missed(box: Box) -> None:
         os.kill(pid, signal.SIGKILL)
         until(lambda pid=pid: gone(pid), "it has ended")  # type: ignore[misc]
         assert box.text("echo on") == "on\n"
+
+
+# what is killed at the moment of hand-over: the shell is stopped at its gate, so that moment lasts
+
+
+def stopped(box: Box, body: list[bytes] | None = None) -> int:
+    for _ in range(2):
+        box.run("true", body)
+    pid = int(until(lambda: children(box.process.pid), "a shell waits")[0])
+    until(lambda: "bash" in os.readlink(f"/proc/{pid}/exe"), "it is a shell")  # before that the guest waits for it
+    os.kill(pid, signal.SIGSTOP)
+    return pid
+
+
+def test_a_call_whose_shell_is_killed_before_it_begins_is_begun_by_another(box: Box, tmp_path: Path) -> None:
+    box.text("x=7; f() { echo f$x; }; cd /usr")
+    pid = stopped(box)
+    code = f"f; echo $$ $PWD; echo . >> {tmp_path}/times; y=1"
+    with box.link.stream("run", {"code": code}, timeout=60) as events:
+        assert events.first_json() == {"started": pid}
+        os.kill(pid, signal.SIGKILL)
+        said = b"".join(data for kind, data in events if kind == "stdout").decode().split()
+        assert (events.result["pid"], events.result["exit_code"], events.result["session_saved"]) == (pid, 0, True)
+    assert (said[0], said[2]) == ("f7", "/usr")
+    assert int(said[1]) != pid
+    assert (tmp_path / "times").read_text() == ".\n"
+    assert box.text("echo $y") == "1\n"
+    assert [one["command"] for one in box.link.call("history_list")["history"]].count(code) == 1
+
+
+def test_its_input_is_not_lost_with_the_shell(box: Box) -> None:
+    pid = stopped(box, [])
+    sent = [b"x" * 50_000] * 3
+
+    def body() -> Iterator[bytes]:
+        yield from sent
+        os.kill(pid, signal.SIGKILL)
+        yield b"end"
+
+    with box.link.stream("run", {"code": "cat"}, body=body(), timeout=60) as events:
+        assert b"".join(data for kind, data in events if kind == "stdout") == b"".join(sent) + b"end"
+
+
+def test_in_the_background_it_keeps_the_number_that_was_told(box: Box) -> None:
+    pid = stopped(box, [])
+    assert box.link.call("run", code="echo $$; exec sleep 600", background=True)["pid"] == pid
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: box.link.call("process", pid=pid)["positions"]["stdout"]["end"], "it has begun")
+    box.link.call("signal", pid=pid, signal=9)
+    done = box.attach(pid)
+    assert (done.exit_code, done.result["signal"]) == (137, "SIGKILL")
+    assert gone(int(done.stdout))
+    assert int(done.stdout) != pid
+
+
+def test_a_command_that_has_begun_is_never_begun_again(box: Box, tmp_path: Path) -> None:
+    for _ in range(3):
+        waiting(box)
+        assert box.run(f"echo . >> {tmp_path}/times; kill -9 $$").exit_code == 137
+    assert (tmp_path / "times").read_text() == ".\n" * 3
+
+
+@pytest.mark.parametrize("how", ["signal", "kill_all", "timeout"])
+def test_who_wants_it_dead_gets_that(box: Box, tmp_path: Path, how: str) -> None:
+    pid = stopped(box)
+    limit = {"timeout": 1.0} if how == "timeout" else {}
+    with box.link.stream("run", {"code": f"touch {tmp_path}/ran", **limit}, timeout=60) as events:
+        assert events.first_json() == {"started": pid}
+        if how == "signal":
+            box.link.call("signal", pid=pid, signal=9)
+        elif how == "kill_all":
+            box.link.call("kill_all")
+        list(events)
+        assert events.result["exit_code"] == (124 if how == "timeout" else 137)
+    assert box.text("echo on") == "on\n"
+    assert not (tmp_path / "ran").exists()
 
 
 def test_it_ends_when_no_call_comes(tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ def process(guest: Guest, conn: Connection, pid: int) -> Dict[str, Any]:
 
 def kill_all(guest: Guest, conn: Connection) -> Dict[str, Any]:
     """End every process but this one; answered when none is left."""
+    guest.table.never_again()
     return {"ok": True, "killed": proc.end_others()}
 
 

@@ -45,7 +45,8 @@ class Follower:
 
 class Process:
     def __init__(self, loop: Loop, pid: int, run: str, about: Dict[str, Any], background: bool) -> None:
-        self.pid = pid
+        self.pid = pid  # as it is known outside
+        self.main = pid  # the main process: another if a fresh shell had to begin the command
         self.run = run
         self.about = about
         self.background = background
@@ -61,6 +62,7 @@ class Process:
         self.duration_ms = 0.0
         self.saved: Optional[bool] = None
         self.on_settled: List[Callable[[Process], None]] = []
+        self.again: Optional[Callable[[], bool]] = None  # begin it anew, if nothing of it has run: see `handover`
         self._loop = loop
         self._clock = time.monotonic()
         self._patience = 0.0
@@ -78,6 +80,16 @@ class Process:
             one.pump()
         if self.status is not None and not self.settled:
             self._settle()
+
+    def replace(self, pid: int, run: str, pipes: List[int]) -> None:
+        """Another process in the place of one that ended before it did anything."""
+        for output in self.outputs.values():
+            output.close()
+        self.main, self.run = pid, run
+        self.add_output(1, pipes[0])
+        self.add_output(2, pipes[1])
+        if self.input is not None:
+            self.input.reopen(pipes[2])
 
     def follow(self, one: Follower) -> None:
         self.followers.append(one)
@@ -105,13 +117,14 @@ class Process:
         self._timers.append(self._loop.later(_STUCK, self._give_up))
 
     def end_tree(self) -> None:
+        self.again = None
         if not proc.end_tree(self.root, self.run):
             self._loop.later(0.02, self.end_tree)
 
     @property
     def root(self) -> Optional[int]:
         """The main process, as long as its number is certainly its own."""
-        return self.pid if self.status is None else None
+        return self.main if self.status is None else None
 
     def _give_up(self) -> None:
         if not self.settled:
@@ -210,6 +223,7 @@ class Process:
 class Table:
     def __init__(self, loop: Loop) -> None:
         self._processes: Dict[int, Process] = {}
+        self._replaced: Dict[int, Process] = {}
         self.on_other: Callable[[int], None] = lambda pid: None
         loop.on_child(self.reap)
 
@@ -242,11 +256,18 @@ class Table:
                 return
             if pid == 0:
                 return
-            process = self._processes.get(pid)
-            if process is not None and process.status is None:
-                process.ended(status)
-            else:
+            process = self._replaced.pop(pid, None) or self._processes.get(pid)
+            if process is None or process.status is not None or process.main != pid:
                 self.on_other(pid)
+            elif os.WIFSIGNALED(status) and process.again is not None and process.again():
+                self._replaced[process.main] = process
+            else:
+                process.ended(status)
+
+    def never_again(self) -> None:
+        """Whoever dies from now on is meant to."""
+        for process in self._processes.values():
+            process.again = None
 
     def _trim(self) -> None:
         done = [process for process in self._processes.values() if process.settled and not process.followers]

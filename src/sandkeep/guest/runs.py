@@ -9,6 +9,7 @@ import termios
 
 from . import proc
 from .following import Feed, Follow, Wait
+from .handover import begin
 from .problems import BAD_ARGUMENT, PROCESS_NOT_FOUND, Problem
 from .shell import quote
 from .starting import Plan, Script
@@ -32,17 +33,15 @@ def run(guest: Guest, conn: Connection, code: str, cwd: Optional[str], env: Opti
     if record:
         session.record(code)
     try:
-        started, script = guest.spare.shell(plan, text, stdin or background)
+        process, script = begin(plan, text, stdin or background, background, keep=not background)
     except BaseException:
         if record:
             session.history.undo()
         raise
-    process = started.process(plan, background)
     guest.table.add(process)
     if timeout is not None:
         process.limit(timeout)
     if background:
-        script.close()
         return {"ok": True, "pid": process.pid}
     began = dict(session.env)
     fixed = set(plan.given)
@@ -91,9 +90,7 @@ def start(guest: Guest, conn: Connection, argv: Optional[List[str]], code: Optio
 def _on_pipes(plan: Plan, text: Optional[bytes], stdin: bool) -> Process:
     if text is None:
         return plan.on_pipes({}, stdin).process(plan, True)
-    started, script = plan.guest.spare.shell(plan, text, stdin)
-    script.close()
-    return started.process(plan, True)
+    return begin(plan, text, stdin, background=True, keep=False)[0]
 
 
 def _on_terminal(plan: Plan, text: Optional[bytes], cols: int, rows: int) -> Process:
@@ -127,10 +124,11 @@ def wait(guest: Guest, conn: Connection, pid: int, timeout: Optional[float]) -> 
 def send_signal(guest: Guest, conn: Connection, pid: int, signal: Union[str, int], tree: bool) -> Dict[str, Any]:
     process = guest.table.find(pid)
     number = signal_number(signal)
+    process.again = None
     if tree:
         pids = proc.tree(process.root, process.run)
     else:
-        pids = set() if process.root is None else {pid}
+        pids = set() if process.root is None else {process.root}
     if not pids:
         raise Problem(PROCESS_NOT_FOUND, "process {} has ended".format(pid))
     if tree and number == signal_number("KILL"):

@@ -1,8 +1,8 @@
 """A shell session as text: the script that restores it in a fresh shell, and the reading of what that shell became.
 
 Every foreground call is a shell of its own. It waits for a line at its gate (descriptor GATE), reads a script from a memory
-file (BLOB), and when it ends it writes its variables, functions, aliases, options and folder behind that script. Nothing
-goes through argv or the disk.
+file (BLOB), takes a second line from the gate when it begins the command, and when it ends it writes its variables, functions,
+aliases, options and folder behind that script. Nothing goes through argv or the disk.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ _SH_SAVE = (
 )
 # All on one line, so that the code's first line is line 1 in the shell's messages.
 _START = (
-    'read -ru{gate} __sk;exec {gate}<&-;IFS= read -rd "" -u{blob} __sk;IFS= read -rd "" -u{blob} __sk_code;'
-    'eval "$__sk";builtin eval "$__sk_code";{{ builtin eval "$__sk_end";}} 2>/dev/null;builtin exit $1'
+    'read -ru{gate} __sk;IFS= read -rd "" -u{blob} __sk;IFS= read -rd "" -u{blob} __sk_code;eval "$__sk";'
+    'builtin read -ru{gate} __sk;builtin eval "$__sk_code";{{ builtin eval "$__sk_end";}} 2>/dev/null;builtin exit $1'
 ).format(blob=BLOB, gate=GATE)
 _SH_START = ". /proc/self/fd/{}".format(BLOB)
 
@@ -126,9 +126,7 @@ class Shell:
         end = "set -- $?; {}; set +vx".format(save_text)
         parts = []
         if self.bash:
-            parts.append(
-                "unset __sk; SECONDS=0 __sk_set=$SHELLOPTS __sk_shopt=$BASHOPTS __sk_end={}\n".format(quote(end))
-            )
+            parts.append("SECONDS=0 __sk_set=$SHELLOPTS __sk_shopt=$BASHOPTS __sk_end={}\n".format(quote(end)))
         if save:
             parts.append("trap {} EXIT\n".format(quote(save_text)))
         loud = ""

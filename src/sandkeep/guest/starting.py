@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .people import Person
 
 _MAX_DUMP = 16 << 20
+_GO = b"\n\n"
 _IDLE = 60.0
 _ENDING = 1.0
 _TELLTALE = frozenset(("BASH_ENV", "TMOUT"))  # a shell acts on these before it has its script
@@ -102,6 +103,7 @@ class Started:
         self.pid = pid
         self.run = run
         self.ours = ours
+        self.waited = False
 
     def process(self, plan: Plan, background: bool) -> Process:
         process = Process(plan.guest.loop, self.pid, self.run, plan.about, background)
@@ -113,16 +115,18 @@ class Started:
 
 
 class Script:
-    """The memory file through which a shell gets its session and gives it back, and the gate at which it waits for that."""
+    """The memory file through which a shell gets its session and gives it back, and the gate at which it waits for that.
+
+    The gate's second line is taken by the shell when it begins the command.
+    """
 
     def __init__(self, guest: Guest) -> None:
         self._fd = os.memfd_create("shell")
         self._length = 0
-        self._ours = [self._fd]
+        self._gate: Optional[int] = None
         self.fds = {BLOB: self._fd, HISTORY: guest.session.history.fd}
         if guest.session.shell.bash:
-            self.fds[GATE], gate = os.pipe()
-            self._ours.append(gate)
+            self.fds[GATE], self._gate = os.pipe()
 
     def inherited(self) -> None:
         """From now on the shell alone has the gate's other end."""
@@ -132,8 +136,26 @@ class Script:
     def give(self, text: bytes) -> None:
         """A shell that is gone is a BrokenPipeError."""
         self._length = os.pwrite(self._fd, text, 0)
-        for gate in self._ours[1:]:
-            os.write(gate, b"\n")
+        if self._gate is not None:
+            os.write(self._gate, _GO)
+
+    @property
+    def begun(self) -> bool:
+        """Whether a shell has come as far as the command: certainly not, if this is False."""
+        if self._gate is None:
+            return True
+        try:
+            return fcntl.ioctl(self._gate, termios.FIONREAD, bytes(4)) == bytes(4)
+        except OSError:
+            return True
+
+    def again(self) -> None:
+        """The same for another shell."""
+        os.ftruncate(self._fd, self._length)
+        os.lseek(self._fd, 0, os.SEEK_SET)
+        self._close_gate()
+        self.fds[GATE], self._gate = os.pipe()
+        os.write(self._gate, _GO)
 
     def dump(self) -> Optional[bytes]:
         """What the shell has written behind its script; None if that is absurdly much."""
@@ -142,8 +164,13 @@ class Script:
 
     def close(self) -> None:
         self.inherited()
-        for fd in self._ours:
-            os.close(fd)
+        self._close_gate()
+        os.close(self._fd)
+
+    def _close_gate(self) -> None:
+        if self._gate is not None:
+            os.close(self._gate)
+            self._gate = None
 
 
 class Spare:
@@ -168,6 +195,7 @@ class Spare:
             started, script = self._take()
             try:
                 script.give(text)
+                started.waited = True
                 return started, script
             except BrokenPipeError:
                 _end(started, script)

@@ -91,6 +91,21 @@ class Input:
         self._buffer = bytearray()
         self._ending = False
         self._watched = False
+        self._held = False
+        os.set_blocking(fd, False)
+
+    def hold(self) -> None:
+        """Keep what is written, until `release`."""
+        self._held = True
+
+    def release(self) -> None:
+        self._held = False
+        self._event(WRITE)
+
+    def reopen(self, fd: int) -> None:
+        """Into another pipe. Only while it is held: nothing was written into the one before."""
+        os.close(self._fd)
+        self._fd = fd
         os.set_blocking(fd, False)
 
     @property
@@ -130,7 +145,7 @@ class Input:
             self.on_room()
 
     def _flush(self) -> None:
-        if not self.open:
+        if not self.open or self._held:
             return
         try:
             while self._buffer:
