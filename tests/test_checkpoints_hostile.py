@@ -14,7 +14,7 @@ import msgpack
 import pytest
 
 from faulty import Crash, Faulty
-from sandkeep.checkpoints import nodes, records
+from sandkeep.checkpoints import names, nodes, records
 from sandkeep.checkpoints.capture import load_record
 from sandkeep.checkpoints.catalog import Store
 from sandkeep.checkpoints.nodes import DIR, FIFO, FILE, SYMLINK, WHITEOUT, Entry
@@ -22,7 +22,7 @@ from sandkeep.checkpoints.unpack import unpack
 from sandkeep.errors import Corrupt, SandkeepError
 from sandkeep.store.objects import open_objects
 from sandkeep.store.repository import Repository
-from trees import looks, open_repo, save
+from trees import looks, open_repo, put, save
 
 # manifests made by an enemy
 
@@ -179,6 +179,15 @@ def test_a_record_that_is_not_what_it_says(root: Path) -> None:
                 {"version": 2},
                 {"more": 1},
                 {"attachments": 5},
+                {"parent_id": 5},
+                {"parent_id": "../config"},
+                {"comment": ["x"]},
+                {"session": b"short"},
+                {"metadata": "x"},
+                {"new_bytes": -1},
+                {"excluded": [5]},
+                {"root": [*good["root"][:2], "mode", *good["root"][3:]]},
+                {"root": [*good["root"][:10], 1 << 63, good["root"][11]]},
             ]
         ):
             name = records.new_id()
@@ -193,6 +202,27 @@ def test_a_record_that_is_not_what_it_says(root: Path) -> None:
             repo.put_record(records.KIND, name, junk)
             with pytest.raises(Corrupt):
                 load_record(repo, name)
+
+
+@pytest.mark.parametrize("move", [[["x"], None], ["n", 5], [5, None], ["n", "ck_x"], "ab", {"a": 1}, ["a", "b", "c"]])
+def test_a_name_that_names_nothing_is_damage_with_a_way_out(store: Store, root: Path, move: object) -> None:
+    kept = put(root, store, {"f": b"1"})
+    store.name("mine", kept)
+    store.repo.put_record(names.KIND, "0000000000000009-bad", msgpack.packb(move))
+    for act in (store.names, lambda: store.get("mine"), lambda: store.forget(keep_last=0)):
+        with pytest.raises(Corrupt) as caught:
+            act()
+    store.repo.objects.delete([caught.value.details["object"]])
+    assert store.names() == {"mine": kept}
+
+
+@pytest.mark.parametrize("tombstone", [5, {"parent_id": 5}, {"parent_id": "x"}, {"tag": [1]}])
+def test_a_tombstone_that_says_nothing_is_damage_in_the_lineage(store: Store, root: Path, tombstone: object) -> None:
+    one = records.new_id()
+    two = put(root, store, {"f": b"2"}, parent_id=one)
+    store.repo.put_record(records.FORGOTTEN, one, msgpack.packb(tombstone))
+    assert [(found.id, found.state) for found in store.lineage(two)] == [(two, "kept"), (one, "damaged")]
+    assert [found.id for found in store.tree()] == [one, two]
 
 
 # broken bytes

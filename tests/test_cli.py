@@ -10,12 +10,16 @@ import select
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from sandkeep import Store
+from sandkeep.checkpoints import records
 from sandkeep.cli import output
+from trees import put
 
 
 def run(home: Path, *words: str, stdin: str | None = None, check: int | None = 0) -> subprocess.CompletedProcess[str]:
@@ -104,6 +108,70 @@ def test_output_is_every_byte_and_a_folder_of_the_base_is_not_news(home: Path) -
         "added\t/usr/local/bin/tool\t",
         "added\t/usr/local/share/new/empty\t",
     ]
+
+
+def test_a_line_of_a_thousand_is_drawn_with_its_branches(home: Path, root: Path) -> None:
+    with Store(home=home) as store:
+        last = first = put(root, store, {"f": b"1"}, comment="the \x1b[2J first", tag="t")
+        record = store.record(first)
+        for number in range(1200):
+            id = records.new_id()
+            store.repo.put_record(
+                records.KIND, id, replace(record, id=id, parent_id=last, comment=None, tag=None).pack()
+            )
+            if number != 600:
+                last = id
+            else:
+                aside = id
+    lines = run(home, "checkpoint", "tree").stdout.splitlines()
+    assert lines[0] == rf"{first} the \x1b[2J first [t]"
+    assert len(lines) == 1201
+    assert [line for line in lines if not line.startswith("ck_")] == [f"├── {aside}"]
+    told = json.loads(run(home, "checkpoint", "tree", "--json").stdout)
+    assert (told[0]["id"], told[-1]["id"], told[1]["parent_id"]) == (first, last, first)
+
+
+def test_an_export_that_fails_leaves_what_was_there(home: Path, root: Path, tmp_path: Path) -> None:
+    with Store(home=home) as store:
+        kept = put(root, store, {"f": os.urandom(3_000_000)})
+    (pack,) = (home / "store/packs").iterdir()
+    file = tmp_path / "file"
+    file.write_text("mine")
+    run(home, "checkpoint", "export", kept, str(file))
+    whole = file.read_bytes()
+    piped = subprocess.run(
+        [sys.executable, "-m", "sandkeep", "checkpoint", "export", kept, "-", "--home", str(home)], capture_output=True
+    )
+    assert piped.stdout == whole
+    data = bytearray(pack.read_bytes())
+    data[1_000_000] ^= 1
+    pack.write_bytes(data)
+    run(home, "checkpoint", "export", kept, str(file), check=5)
+    assert file.read_bytes() == whole
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "home"]
+
+
+def test_a_sandbox_is_restored_from_its_own_store(home: Path) -> None:
+    done = run(home, "checkpoint", "restore", "latest", "--sandbox", "sb-000000000000", "--store", "x", check=2)
+    assert "its own store" in done.stderr
+
+
+def test_progress_goes_to_the_terminal_and_not_into_the_answer(home: Path, root: Path, tmp_path: Path) -> None:
+    with Store(home=home) as store:
+        kept = put(root, store, {f"f{n}": os.urandom(200) for n in range(3000)})
+    there, terminal = pty.openpty()
+    seen = b""
+    for words in (("extract", kept, str(tmp_path / "out")), ("verify",)):
+        argv = [sys.executable, "-m", "sandkeep", "checkpoint", *words, "--home", str(home)]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=terminal, text=True) as job:
+            out, _ = job.communicate(timeout=170)
+            assert "\x1b" not in out
+            assert job.returncode == 0
+        seen += os.read(there, 1 << 20)
+    os.close(terminal)
+    os.close(there)
+    assert b"extracting" in seen or b"unpack" in seen
+    assert b"verifying" in seen or b"pack" in seen
 
 
 def test_streams_that_the_caller_closed_are_no_reason_to_fail(home: Path) -> None:

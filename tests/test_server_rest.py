@@ -161,8 +161,8 @@ def test_snapshots_forks_and_checkpoints(api: httpx.Client) -> None:
     assert [one["id"] for one in api.get("/checkpoints").json()["checkpoints"]] == [second, first]
     assert api.get("/checkpoints", params={"tag": "t"}).json()["checkpoints"][0]["id"] == first
     assert api.get(f"/checkpoints/{first}").json()["comment"] == "a"
-    tree = api.get("/checkpoints/tree").json()["roots"]
-    assert (tree[0]["id"], tree[0]["children"][0]["id"]) == (first, second)
+    tree = api.get("/checkpoints/tree").json()["checkpoints"]
+    assert [(one["id"], one["parent_id"]) for one in tree[:2]] == [(first, None), (second, first)]
     changes = {
         one["path"]: one["change"]
         for one in api.get("/checkpoints/diff", params={"a": first, "b": second, "times": False}).json()["changes"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -15,7 +15,8 @@ from sandkeep.checkpoints.capture import load_json, load_list, load_record
 from sandkeep.checkpoints.compare import Change, compare
 from sandkeep.checkpoints.extract import extract
 from sandkeep.checkpoints.health import Damage, verify
-from sandkeep.checkpoints.lineage import Ancestor, Branch
+from sandkeep.checkpoints.lineage import Ancestor
+from sandkeep.checkpoints.merge import Progress
 from sandkeep.checkpoints.plan import check_groups
 from sandkeep.checkpoints.records import Record
 from sandkeep.checkpoints.remote import RepositorySpec
@@ -155,8 +156,8 @@ class Store:
         """From the checkpoint up to its root, through those that were forgotten."""
         return lines.lineage(self.repo, self.record(checkpoint).id)
 
-    def tree(self) -> list[Branch]:
-        """All checkpoints, and those forgotten ones that have children, as trees; the oldest root first."""
+    def tree(self) -> list[Ancestor]:
+        """All checkpoints, and the forgotten ones above them, each with its parent; the oldest first."""
         return lines.tree(self.repo)
 
     # looking inside
@@ -177,8 +178,10 @@ class Store:
     def find(self, checkpoint: Checkpoint, pattern: str) -> list[FileInfo]:
         return list(self.files(checkpoint).find(pattern))
 
-    def extract(self, checkpoint: Checkpoint, to: str | Path, glob: str | None = None) -> Unpacked:
-        return extract(self.repo, self.resolve(checkpoint), Path(to), glob)
+    def extract(
+        self, checkpoint: Checkpoint, to: str | Path, glob: str | None = None, progress: Progress | None = None
+    ) -> Unpacked:
+        return extract(self.repo, self.resolve(checkpoint), Path(to), glob, progress)
 
     def diff(self, a: Checkpoint, b: Checkpoint, times: bool = True) -> list[Change]:
         """What changed from `a` to `b`, sorted by path; `times=False` passes over what only was touched."""
@@ -194,8 +197,9 @@ class Store:
 
     # care
 
-    def verify(self, read_data: bool = True) -> list[Damage]:
-        return verify(self.repo, read_data)
+    def verify(self, read_data: bool = True, progress: Callable[[int, int], None] | None = None) -> list[Damage]:
+        """What is damaged, and who suffers; `progress` is told of packs: how many are done, and how many there are."""
+        return verify(self.repo, read_data, progress)
 
     def gc(self, dry_run: bool = False) -> GcReport:
         return retention.collect(self.repo, dry_run=dry_run)
@@ -236,20 +240,20 @@ class Store:
 
     # carrying
 
-    def export(self, checkpoint: Checkpoint, to: BinaryIO | str | Path) -> None:
+    def export(self, checkpoint: Checkpoint, to: BinaryIO | str | Path, progress: Progress | None = None) -> None:
         """One self-contained file."""
         found = self.resolve(checkpoint)
         if isinstance(to, (str, Path)):
-            transfer.export_to_path(self.repo, found, Path(to))
+            transfer.export_to_path(self.repo, found, Path(to), progress)
         else:
-            transfer.export_checkpoint(self.repo, found, to)
+            transfer.export_checkpoint(self.repo, found, to, progress)
 
-    def import_(self, file: BinaryIO | str | Path) -> str:
+    def import_(self, file: BinaryIO | str | Path, progress: Progress | None = None) -> str:
         """The id of the checkpoint in an exported file, now in this store."""
         if not isinstance(file, (str, Path)):
-            return transfer.import_checkpoint(self.repo, file)
+            return transfer.import_checkpoint(self.repo, file, progress)
         with open(file, "rb") as opened:
-            return transfer.import_checkpoint(self.repo, opened)
+            return transfer.import_checkpoint(self.repo, opened, progress)
 
 
 def _whole(url: str | Path) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sandkeep.checkpoints.capture import load_list, load_record
 from sandkeep.checkpoints.globs import Glob
+from sandkeep.checkpoints.merge import Progress
 from sandkeep.checkpoints.nodes import DIR, WHITEOUT, Entry
 from sandkeep.checkpoints.plan import Plan, check_groups, walk
 from sandkeep.checkpoints.unpack import Unpacked, write_plan
@@ -14,7 +15,9 @@ from sandkeep.errors import FileMissing
 from sandkeep.store.repository import Repository
 
 
-def extract(repo: Repository, checkpoint: str, to: Path, pattern: str | None = None) -> Unpacked:
+def extract(
+    repo: Repository, checkpoint: str, to: Path, pattern: str | None = None, progress: Progress | None = None
+) -> Unpacked:
     """Whatever matches, all below it, and the folders above it. Deletions leave no trace; symlinks are made, never followed."""
     record = load_record(repo, checkpoint)
     plan = Plan(record.root._replace(flag=False))
@@ -39,7 +42,7 @@ def extract(repo: Repository, checkpoint: str, to: Path, pattern: str | None = N
         [path for path in group if path in written] for group in check_groups(load_list(repo, record.links), checkpoint)
     ]
     plan.groups = [group for group in groups if len(group) > 1]
-    return write_plan(repo, plan, to)
+    return write_plan(repo, plan, to, progress=progress)
 
 
 def _add(plan: Plan, path: bytes, entry: Entry, folders: dict[bytes, Entry]) -> None:

@@ -34,9 +34,9 @@ def ancestor(repo: Repository, checkpoint: str, cached: bool = True) -> Ancestor
         pass
     try:
         facts = msgpack.unpackb(repo.get_record(records.FORGOTTEN, checkpoint, cached=True))
-        return Ancestor(
-            checkpoint, facts.get("parent_id"), "forgotten", facts.get("tag"), facts.get("comment"), facts.get("hash")
-        )
+        parent, *words = (facts.get(name) for name in ("parent_id", "tag", "comment", "hash"))
+        records.check_told(parent, *words)
+        return Ancestor(checkpoint, parent, "forgotten", *words)
     except NotFound:
         return Ancestor(checkpoint, None, "missing")
     except (Corrupt, ValueError, AttributeError, msgpack.UnpackException):
@@ -51,24 +51,12 @@ def lineage(repo: Repository, checkpoint: str) -> list[Ancestor]:
     return found
 
 
-@dataclass(frozen=True)
-class Branch:
-    """A checkpoint in the drawing of all, with its children, the oldest first."""
-
-    node: Ancestor
-    children: list[Branch]
-
-
-def tree(repo: Repository) -> list[Branch]:
-    """All checkpoints, and the forgotten ones above them, from their roots, the oldest first."""
-    found: dict[str, Branch] = {}
+def tree(repo: Repository) -> list[Ancestor]:
+    """All checkpoints, and the forgotten ones above them, the oldest first: a parent comes before its children."""
+    found: dict[str, Ancestor] = {}
     for checkpoint in list(repo.list_records(records.KIND, full=True)):
         at: str | None = checkpoint
         while at is not None and at not in found:
-            found[at] = Branch(ancestor(repo, at), [])
-            at = found[at].node.parent_id
-    roots: list[Branch] = []
-    for checkpoint, branch in sorted(found.items()):
-        parent = branch.node.parent_id
-        (found[parent].children if parent is not None and parent < checkpoint else roots).append(branch)
-    return roots
+            found[at] = ancestor(repo, at)
+            at = found[at].parent_id
+    return [found[checkpoint] for checkpoint in sorted(found)]

@@ -11,7 +11,9 @@ import secrets
 
 import msgpack
 
+from sandkeep.checkpoints.records import is_id
 from sandkeep.errors import BadArgument, Corrupt, NotFound
+from sandkeep.store.format import record_name
 from sandkeep.store.repository import Repository
 
 KIND = "names"
@@ -47,13 +49,24 @@ def _moves(repo: Repository) -> tuple[dict[str, tuple[str | None, list[str]]], i
     number = 0
     for record in repo.list_records(KIND, full=True):
         try:
-            name, target = msgpack.unpackb(repo.get_record(KIND, record, cached=True))
+            name, target, place = _move(record, repo.get_record(KIND, record, cached=True))
         except NotFound:
             continue  # another writer has just moved the name on
-        except (ValueError, TypeError, msgpack.UnpackException) as error:
+        except (Corrupt, ValueError, TypeError, msgpack.UnpackException):
+            full = record_name(KIND, record)
             raise Corrupt(
-                f"the record {record} of a name is malformed: {error}", "give the name again, then delete that record"
-            )
+                f"the record {full} of a name is damaged",
+                "delete that object from the store's folder or bucket, then give the name again",
+                object=full,
+            ) from None
         held[name] = (target, [*(held[name][1] if name in held else []), record])
-        number = max(number, int(record.split("-")[0]))
+        number = max(number, place)
     return held, number
+
+
+def _move(record: str, data: bytes) -> tuple[str, str | None, int]:
+    """A name, what it means from here on, and the number of the move."""
+    name, target = msgpack.unpackb(data)
+    if not isinstance(name, str) or not (target is None or (isinstance(target, str) and is_id(target))):
+        raise ValueError("it names no checkpoint")
+    return name, target, int(record.split("-")[0])

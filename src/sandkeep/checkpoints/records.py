@@ -134,15 +134,43 @@ def unpack_record(checkpoint: str, data: bytes) -> Record:
         record = Record(**values)
         if record.id != checkpoint or record.hash != stated:
             raise ValueError("id or hash is not the one it states")
+        check_told(record.parent_id, record.tag, record.comment)
+        _check_kinds(record)
         record.info()
     except (ValueError, TypeError, KeyError, AttributeError, IndexError, msgpack.UnpackException) as error:
         raise Corrupt(f"the record of checkpoint {checkpoint} is malformed: {error}", remedy)
     return record
 
 
+def check_told(parent: Any, *words: Any) -> None:
+    """What a store says of a checkpoint's parent, and texts about it."""
+    if parent is not None and not (isinstance(parent, str) and is_id(parent)):
+        raise ValueError("its parent is not a checkpoint")
+    if not all(word is None or isinstance(word, str) for word in words):
+        raise ValueError("a text is not a text")
+
+
+def _check_kinds(record: Record) -> None:
+    texts = [record.scope, *(record.exclude or ()), *record.excluded, *record.attachments]
+    numbers = [record.excluded_count, record.new_bytes]
+    blobs = [record.session, record.volatile, *(blob for blob in (record.links, record.left_out) if blob is not None)]
+    if (
+        not all(isinstance(text, str) for text in texts)
+        or not all(type(number) is int and number >= 0 for number in numbers)
+        or not all(isinstance(blob, bytes) and len(blob) == 32 for blob in blobs)
+        or not isinstance(record.metadata, dict)
+    ):
+        raise ValueError("a field is not what it should be")
+
+
 def _entry(row: list[Any]) -> Entry:
     entry = Entry(*row)
-    if entry.kind != DIR or len(entry.data) != 32 or len(entry.node) != 32 or entry.below < 0 or entry.size < 0:
+    numbers = (entry.mode, entry.uid, entry.gid, entry.size, entry.below)
+    if any(type(number) is not int or number < 0 for number in numbers) or type(entry.mtime) is not int:
+        raise ValueError("a root has bad numbers")
+    if entry.mode > 0o7777 or max(entry.uid, entry.gid) >= 1 << 32 or not -(1 << 63) <= entry.mtime < 1 << 63:
+        raise ValueError("a root has numbers out of range")
+    if entry.kind != DIR or len(entry.data) != 32 or len(entry.node) != 32:
         raise ValueError("a root is not a directory")
     xattrs = entry.xattrs and tuple((bytes(k), bytes(v)) for k, v in entry.xattrs)
     return entry._replace(name=b"", xattrs=xattrs or None)

@@ -19,6 +19,7 @@ import zstandard
 
 from sandkeep.checkpoints import records
 from sandkeep.checkpoints.capture import load_record
+from sandkeep.checkpoints.merge import Progress
 from sandkeep.checkpoints.needs import needed
 from sandkeep.errors import Corrupt, HostRefused, NotFound, StateConflict
 from sandkeep.store.repository import Repository
@@ -27,10 +28,12 @@ _MAGIC = b"SANDKEEP EXPORT 1\n"
 _HEAD = struct.Struct(">cI")
 _MOST = 64 << 20  # bytes in a frame
 _BATCH = 1024
+_REPORT_EVERY = 64
 _REMEDY = "the file is damaged or cut short: export it again"
 
 
-def export_checkpoint(repo: Repository, checkpoint: str, to: BinaryIO) -> None:
+def export_checkpoint(repo: Repository, checkpoint: str, to: BinaryIO, progress: Progress | None = None) -> None:
+    told = _Told("export", progress)
     record = load_record(repo, checkpoint)
     to.write(_MAGIC)
     total = sha256()
@@ -48,15 +51,16 @@ def export_checkpoint(repo: Repository, checkpoint: str, to: BinaryIO) -> None:
         for batch in _batches(needed(repo, record, set())):
             for _, data in repo.read_many(batch):
                 put(b"b", data)
+                told.blob(data)
         put(b"e", total.digest())
 
 
-def export_to_path(repo: Repository, checkpoint: str, path: Path) -> None:
+def export_to_path(repo: Repository, checkpoint: str, path: Path, progress: Progress | None = None) -> None:
     """The file appears whole, or not at all."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
         with open(partial, "xb") as file:
-            export_checkpoint(repo, checkpoint, file)
+            export_checkpoint(repo, checkpoint, file, progress)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
@@ -70,7 +74,22 @@ def export_to_path(repo: Repository, checkpoint: str, path: Path) -> None:
             partial.unlink()
 
 
-def import_checkpoint(repo: Repository, file: BinaryIO) -> str:
+class _Told:
+    """Progress in blobs and their bytes."""
+
+    def __init__(self, phase: str, progress: Progress | None) -> None:
+        self._phase, self._progress = phase, progress
+        self._blobs = self._bytes = 0
+
+    def blob(self, data: bytes) -> bytes:
+        self._blobs += 1
+        self._bytes += len(data)
+        if self._progress is not None and self._blobs % _REPORT_EVERY == 0:
+            self._progress(self._phase, self._blobs, self._bytes)
+        return data
+
+
+def import_checkpoint(repo: Repository, file: BinaryIO, progress: Progress | None = None) -> str:
     """Add the file's checkpoint to the store under its own id, and return that; one the store has already is left as it is."""
     if file.read(len(_MAGIC)) != _MAGIC:
         raise Corrupt("this is not an exported checkpoint", "export one with `sandkeep checkpoint export`")
@@ -82,7 +101,8 @@ def import_checkpoint(repo: Repository, file: BinaryIO) -> str:
         raise Corrupt("the exported checkpoint does not begin with its record", _REMEDY)
     record = records.unpack_record(checkpoint, packed)
     with repo.writer() as writer:
-        carried = {writer.add(data) for _, data in frames}
+        told = _Told("import", progress)
+        carried = {writer.add(told.blob(data)) for _, data in frames}
         writer.flush()
         for blob in _complete(repo, record):
             if blob not in carried:  # even if the store has it: who can name a blob need not be allowed to read it

@@ -10,20 +10,20 @@ from typing import Any, BinaryIO
 
 import click
 from rich.progress import Progress
-from rich.tree import Tree
 
 from sandkeep.checkpoints.catalog import Store
 from sandkeep.checkpoints.compare import Change
-from sandkeep.checkpoints.lineage import Branch
+from sandkeep.checkpoints.lineage import Ancestor
 from sandkeep.checkpoints.retention import ForgetReport
+from sandkeep.cli.drawing import drawn
 from sandkeep.cli.output import (
     comment_option,
     count,
     guarded,
     json_option,
+    messages,
     plain,
     printable,
-    screen,
     show,
     size,
     table,
@@ -75,14 +75,14 @@ def create(
 ) -> None:
     """Save a sandbox's whole state; prints the checkpoint's id."""
     sb = Sandbox.connect(sandbox, home=home)
-    with Watch("saving", as_json) as progress:
+    with Watch("saving", as_json) as watch:
         made = sb.checkpoint(
             comment,
             tag=tag,
             scope=scope,
             exclude=list(exclude) or None,
             memory=memory,
-            progress=None if memory else progress,
+            progress=None if memory else watch.told,
         )
     show(made, True) if as_json else click.echo(made.id)
 
@@ -90,19 +90,24 @@ def create(
 class Watch:
     """Progress on a terminal, for what takes long; silent elsewhere."""
 
-    def __init__(self, words: str, quiet: bool) -> None:
-        self._bar = Progress(console=screen, transient=True) if not quiet and sys.stderr.isatty() else None
+    def __init__(self, words: str, quiet: bool = False) -> None:
+        self._bar = Progress(console=messages, transient=True) if not quiet and sys.stderr.isatty() else None
         self._task = self._bar.add_task(words, total=None) if self._bar else None
 
-    def __enter__(self) -> Callable[[str, int, int], None] | None:
-        if self._bar is None:
-            return None
-        self._bar.start()
-        return self._tell
+    def __enter__(self) -> Watch:
+        if self._bar is not None:
+            self._bar.start()
+        return self
 
-    def _tell(self, phase: str, entries: int, amount: int) -> None:
+    def told(self, phase: str, entries: int, amount: int) -> None:
+        self._say(f"{phase}: {entries:,} entries, {size(amount)}")
+
+    def counted(self, done: int, total: int) -> None:
+        self._say(f"{done:,} of {count(total, 'pack')}")
+
+    def _say(self, words: str) -> None:
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, description=f"{phase}: {entries:,} entries, {size(amount)}")
+            self._bar.update(self._task, description=words)
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
@@ -132,26 +137,18 @@ def list_(limit: int, tag: str | None, as_json: bool, **where: Any) -> None:
 def tree(as_json: bool, **where: Any) -> None:
     """Draw the lineage."""
     with opened(**where) as store:
-        roots = store.tree()
+        found = store.tree()
     if as_json:
-        click.echo(json.dumps(plain(roots)))
+        click.echo(json.dumps([plain(one) for one in found]))
         return
-    for root in roots:
-        drawn = Tree(_label(root))
-        _draw(drawn, root)
-        screen.print(drawn)
+    for before, one in drawn(found):
+        click.echo(before + _label(one))
 
 
-def _label(branch: Branch) -> str:
-    node = branch.node
-    state = "" if node.state == "kept" else f"({node.state})"
-    words = [node.id, state, node.comment or "", f"[{node.tag}]" if node.tag else ""]
-    return " ".join(filter(None, words)).replace("[", "\\[")
-
-
-def _draw(at: Tree, branch: Branch) -> None:
-    for child in branch.children:
-        _draw(at.add(_label(child)), child)
+def _label(one: Ancestor) -> str:
+    state = "" if one.state == "kept" else f"({one.state})"
+    words = [one.id, state, one.comment or "", f"[{one.tag}]" if one.tag else ""]
+    return printable(" ".join(filter(None, words)))
 
 
 @checkpoint.command("show")
@@ -249,8 +246,8 @@ def find(id: str, pattern: str, as_json: bool, **where: Any) -> None:
 @guarded
 def extract(id: str, to: Path, pattern: str | None, as_json: bool, **where: Any) -> None:
     """Write files of a checkpoint into a folder of this machine."""
-    with opened(**where) as store:
-        written = store.extract(id, to, pattern)
+    with opened(**where) as store, Watch("extracting", as_json) as watch:
+        written = store.extract(id, to, pattern, watch.told)
     if as_json:
         show(written, True)
         return
@@ -269,11 +266,22 @@ def extract(id: str, to: Path, pattern: str | None, as_json: bool, **where: Any)
 @guarded
 def restore(id: str, sandbox: str | None, runtime: str, require: Any, as_json: bool, **where: Any) -> None:
     """A sandbox that is what the checkpoint says; prints its id and how much came back."""
-    if sandbox is not None:
-        sb = Sandbox.attach(sandbox, home=where["home"])
-        sb.restore(id, require=require)
-    else:
-        sb = Sandbox(from_checkpoint=id, store=opened(**where), runtime=runtime, require=require, home=where["home"])
+    if sandbox is not None and any(where[name] is not None for name in ("url", "endpoint", "region")):
+        raise click.UsageError("a sandbox is restored from its own store: leave out --store, --endpoint and --region")
+    with Watch("restoring", as_json) as watch:
+        if sandbox is not None:
+            sb = Sandbox.attach(sandbox, home=where["home"])
+            sb.restore(id, require=require, progress=watch.told)
+        else:
+            store = opened(**where)
+            sb = Sandbox(
+                from_checkpoint=id,
+                store=store,
+                runtime=runtime,
+                require=require,
+                home=where["home"],
+                progress=watch.told,
+            )
     show({"id": sb.id, **plain(sb.restore_report)}, as_json)
 
 
@@ -284,8 +292,8 @@ def restore(id: str, sandbox: str | None, runtime: str, require: Any, as_json: b
 @guarded
 def verify(quick: bool, as_json: bool, **where: Any) -> None:
     """Read everything and name what is damaged, and which checkpoints suffer."""
-    with opened(**where) as store:
-        found = store.verify(read_data=not quick)
+    with opened(**where) as store, Watch("verifying", as_json) as watch:
+        found = store.verify(not quick, watch.counted)
     if as_json:
         click.echo(json.dumps(plain(found)))
     else:
@@ -357,13 +365,13 @@ def name(name: str, id: str | None, remove: bool, **where: Any) -> None:
 
 @checkpoint.command()
 @click.argument("id")
-@click.argument("to", type=click.File("wb"))
+@click.argument("to", type=click.Path(path_type=Path, allow_dash=True))
 @store_options
 @guarded
-def export(id: str, to: BinaryIO, **where: Any) -> None:
+def export(id: str, to: Path, **where: Any) -> None:
     """Write a checkpoint as one self-contained file (- for standard output)."""
-    with opened(**where) as store:
-        store.export(id, to)
+    with opened(**where) as store, Watch("exporting") as watch:
+        store.export(id, sys.stdout.buffer if str(to) == "-" else to, watch.told)
 
 
 @checkpoint.command("import")
@@ -372,5 +380,6 @@ def export(id: str, to: BinaryIO, **where: Any) -> None:
 @guarded
 def import_(file: BinaryIO, **where: Any) -> None:
     """Take in an exported checkpoint; prints its id."""
-    with opened(**where, create=True) as store:
-        click.echo(store.import_(file))
+    with opened(**where, create=True) as store, Watch("importing") as watch:
+        taken = store.import_(file, watch.told)
+    click.echo(taken)

@@ -26,6 +26,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 screen = Console()
+messages = Console(stderr=True)
 CODES: list[tuple[type[SandkeepError], int]] = [
     (NotFound, 3),
     (Busy, 4),

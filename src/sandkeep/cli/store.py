@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from sandkeep.cli.checkpoint import opened, store_options
+from sandkeep.cli.checkpoint import Watch, opened, store_options
 from sandkeep.cli.output import count, guarded, json_option, show, size
 
 
@@ -57,7 +57,7 @@ def info(as_json: bool, **where: Any) -> None:
 @guarded
 def gc(dry_run: bool, as_json: bool, **where: Any) -> None:
     """Free the space of what no checkpoint names."""
-    with opened(**where) as found:
+    with opened(**where) as found, Watch("looking" if dry_run else "collecting", as_json):
         report = found.gc(dry_run)
     if as_json:
         show(report, True)

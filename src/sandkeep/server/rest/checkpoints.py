@@ -11,7 +11,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 
 from sandkeep.checkpoints.catalog import Store
-from sandkeep.checkpoints.lineage import Branch
 from sandkeep.errors import BadArgument, CheckpointNotFound, FileError
 from sandkeep.sandbox._async.bridge import blocking
 from sandkeep.server.auth import Caller, Use
@@ -43,13 +42,9 @@ async def list_(
 
 @router.get("/tree")
 async def tree(caller: Caller, services: Use, project: str | None = None) -> dict[str, Any]:
-    """Who descends from whom, through those that were forgotten."""
-    branches = [one for store in await services.stores(caller, project) for one in await blocking(store.tree)]
-    return {"roots": [_branch(one) for one in branches]}
-
-
-def _branch(branch: Branch) -> dict[str, Any]:
-    return {**shown(branch.node), "children": [_branch(child) for child in branch.children]}
+    """Who descends from whom, through those that were forgotten: each with its parent, the oldest first."""
+    found = [one for store in await services.stores(caller, project) for one in await blocking(store.tree)]
+    return {"checkpoints": shown(sorted(found, key=lambda one: one.id))}
 
 
 @router.get("/diff")
