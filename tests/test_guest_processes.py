@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import struct
+import uuid
 from pathlib import Path
 
 import pytest
@@ -74,26 +76,41 @@ def test_a_command_outlives_its_client_and_can_be_found_again(box: Box, tmp_path
 
 @pytest.mark.parametrize(
     "escape",
-    ["sleep 600 &", "setsid sleep 600 &", "(setsid sleep 600 &);", "nohup sh -c 'trap \"\" TERM; sleep 600' &"],
+    [
+        "{} &",
+        "setsid {} &",
+        "(setsid {} &);",
+        "(env -i setsid {} &);",
+        "(env -i setsid sh -c '{} & {}' </dev/null >/dev/null 2>&1 &);",
+        "nohup sh -c 'trap \"\" TERM; {}' &",
+    ],
 )
-def test_a_timeout_ends_the_whole_tree(box: Box, tmp_path: Path, escape: str) -> None:
-    done = box.run(f"{escape} trap '' TERM INT; echo $$; sleep 600", timeout=4)
-    assert done.exit_code == 124
-    assert done.result["timed_out"] is True
+def test_a_timeout_ends_the_whole_tree(box: Box, escape: str) -> None:
+    nap = f"sleep 600.{uuid.uuid4().int}"
+    done = box.run(f"{escape.replace('{}', nap)} trap '' TERM INT; echo $$; sleep 600", timeout=4)
+    assert (done.exit_code, done.result["timed_out"]) == (124, True)
     assert gone(int(done.stdout))
-    run = box.run("printf %s ${SANDKEEP_RUN_ID%-*}").stdout
-    until(lambda: not marked(run + b"-1"), "nothing of the tree is left")
+    until(lambda: not called(nap), "nothing of the tree is left")
 
 
-def marked(run: bytes) -> list[int]:
+def test_also_one_of_a_shell_that_waited_or_of_no_shell(box: Box) -> None:
+    nap = f"sleep 600.{uuid.uuid4().int}"
+    for _ in range(2):
+        box.run("true")
+    assert box.run(f"(env -i setsid {nap} &); sleep 600", timeout=2).exit_code == 124
+    until(lambda: not called(nap), "nothing of the first tree is left")
+    pid = start(box, argv=["sh", "-c", f"(env -i setsid {nap} &); sleep 600"])
+    until(lambda: called(nap), "it runs")
+    box.link.call("signal", pid=pid, signal=9)
+    until(lambda: not called(nap), "nothing of the second tree is left")
+
+
+def called(command: str) -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and not gone(int(entry.name)):
-            try:
-                if b"SANDKEEP_RUN_ID=" + run in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-            except OSError:
-                continue
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and (entry / "cmdline").read_bytes() == command.replace(" ", "\0").encode() + b"\0":
+                found.append(int(entry.name))
     return found
 
 

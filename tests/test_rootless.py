@@ -27,6 +27,8 @@ saved = sb.snapshot("s")
 sb.commands.run("rm -rf /home/user/workspace/* /usr/local/mine; v=2", user="root")
 sb.restore(saved)
 told["back"] = sb.commands.run("pwd; cat ../f x; echo $v; stat -c %U ..; ls /usr/local/mine", user="root").stdout
+told["late"] = sb.commands.run("(env -i setsid sleep 1003 >/dev/null 2>&1 &); sleep 1002", timeout=2).exit_code
+told["escaped"] = sb.commands.run("pgrep -f 'sleep 100' || echo none").stdout
 busy = sb.commands.run("exec sleep 1000", background=True)
 sb.commands.run("echo two > /home/user/workspace/f", user="root")
 copied = sb.snapshot("busy")
@@ -52,6 +54,7 @@ def test_the_whole_day(runtime: str) -> None:
         told = json.loads(ordinary_user.run(STORY, runtime, home=home).splitlines()[-1])
     assert told["id"].splitlines()[:2] == ["1000", "1 hush"]
     assert told["back"] == "/home/user/workspace/d\none\nx\n1\nuser\n/usr/local/mine\n"
+    assert (told["late"], told["escaped"]) == (124, "none\n")
     assert told["how"][1] == "copied"
     assert told["still"] == [True]
     assert told["fork"] == "two\nhush\n"

@@ -5,6 +5,7 @@ fresh one begins it anew, once. Input is kept back meanwhile, so that none of it
 from __future__ import annotations
 
 from .problems import Problem
+from .spawn import BLOB
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ def begin(plan: Plan, text: bytes, stdin: bool, background: bool, keep: bool) ->
     """A shell with this script as a process. Its script stays open only if it is to be kept."""
     started, script = plan.guest.spare.shell(plan, text, stdin)
     process = started.process(plan, background)
+    process.inherits(script.fds[BLOB])
     if started.waited:
         Handover(plan, process, script, stdin, keep)
     elif not keep:

@@ -5,16 +5,21 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import stat
 import time
 
 from .people import Acting, lookup
 from .problems import BUSY, Problem
+from .spawn import BLOB
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, Iterable, List, Optional, Set
+    from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple, Union
+
+    Identity = Tuple[int, int]
 
 MARK = "SANDKEEP_RUN_ID"
+_INHERITED = (0, 1, 2, BLOB)
 _TICKS = os.sysconf("SC_CLK_TCK")
 _STOPPING = 5.0
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -61,10 +66,21 @@ def _as_owner(pid: int, read: Callable[[], Any], missing: Any) -> Any:
         return missing
 
 
-def _marked(pid: int, mark: bytes) -> bool:
+def identity(fd: Union[int, str]) -> Optional[Identity]:
+    """Which pipe or file it is; None if it is a device, which others have open for reasons of their own."""
+    try:
+        found = os.stat(fd)
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino) if stat.S_ISFIFO(found.st_mode) or stat.S_ISREG(found.st_mode) else None
+
+
+def _marked(pid: int, mark: bytes, held: Set[Identity]) -> bool:
     def read() -> bool:
         with open("/proc/{}/environ".format(pid), "rb", buffering=0) as source:
-            return mark in source.read(1 << 20).split(b"\0")
+            if mark in source.read(1 << 20).split(b"\0"):
+                return True
+        return any(identity("/proc/{}/fd/{}".format(pid, fd)) in held for fd in _INHERITED)
 
     return bool(_as_owner(pid, read, False))
 
@@ -80,14 +96,15 @@ def descendants(roots: Iterable[int], rows: Dict[int, Row]) -> Set[int]:
     return found
 
 
-def tree(root: Optional[int], run: str) -> Set[int]:
-    """A run's live processes, those that left its session included: they carry its mark in their environment.
+def tree(root: Optional[int], run: str, held: Set[Identity]) -> Set[int]:
+    """A run's live processes, those that left its session included: they carry its mark in their environment, or have one of
+    the pipes or the script that it was started with.
 
     Root is None once the main process has been reaped: its number may be somebody else's.
     """
     rows = table()
     mark = "{}={}".format(MARK, run).encode()
-    strays = {pid for pid in rows if pid != os.getpid() and _marked(pid, mark)}
+    strays = {pid for pid in rows if pid != os.getpid() and _marked(pid, mark, held)}
     return {
         pid
         for pid in descendants(strays if root is None else strays | {root}, rows)
@@ -103,10 +120,10 @@ def kill(pids: Iterable[int], number: int) -> None:
             pass
 
 
-def end_tree(root: Optional[int], run: str) -> bool:
+def end_tree(root: Optional[int], run: str, held: Set[Identity]) -> bool:
     """Kill a run's processes until none is left; False if some still live after a few rounds."""
     for _ in range(8):
-        pids = tree(root, run)
+        pids = tree(root, run, held)
         if not pids:
             return True
         kill(sorted(pids, key=lambda pid: pid != root), signal.SIGKILL)  # the root first: it must not see its child die

@@ -17,9 +17,10 @@ from .streams import Output
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any, Dict, List, Optional
+    from typing import Any, Dict, List, Optional, Set
 
     from .loop import Loop, Timer
+    from .proc import Identity
     from .streams import Input
 
 KEEP_FINISHED = 200
@@ -51,6 +52,7 @@ class Process:
         self.about = about
         self.background = background
         self.started = time.time()
+        self.held: Set[Identity] = set()  # what whoever it starts gets, too
         self.outputs: Dict[int, Output] = {}
         self.input: Optional[Input] = None
         self.terminal: Optional[int] = None
@@ -68,7 +70,13 @@ class Process:
         self._patience = 0.0
         self._timers: List[Timer] = []
 
+    def inherits(self, fd: int) -> None:
+        found = proc.identity(fd)
+        if found is not None:
+            self.held.add(found)
+
     def add_output(self, stream: int, fd: int) -> None:
+        self.inherits(fd)
         self.outputs[stream] = Output(self._loop, fd, self._changed, lambda: self._room(stream))
 
     def _room(self, stream: int) -> int:
@@ -118,8 +126,11 @@ class Process:
 
     def end_tree(self) -> None:
         self.again = None
-        if not proc.end_tree(self.root, self.run):
+        if not proc.end_tree(self.root, self.run, self.held):
             self._loop.later(0.02, self.end_tree)
+
+    def tree(self) -> Set[int]:
+        return proc.tree(self.root, self.run, self.held)
 
     @property
     def root(self) -> Optional[int]:
@@ -293,6 +304,6 @@ def _with_ports(processes: List[Process]) -> List[Dict[str, Any]]:
     held = proc.ports_by_pid() if processes else {}
     told = []
     for process in processes:
-        pids = proc.tree(process.root, process.run) if held else set()
+        pids = process.tree() if held else set()
         told.append(process.describe(sorted({port for pid in pids for port in held.get(pid, ())})))
     return told

@@ -126,7 +126,7 @@ def send_signal(guest: Guest, conn: Connection, pid: int, signal: Union[str, int
     number = signal_number(signal)
     process.again = None
     if tree:
-        pids = proc.tree(process.root, process.run)
+        pids = process.tree()
     else:
         pids = set() if process.root is None else {process.root}
     if not pids:
