@@ -37,11 +37,20 @@ def main():
     with Sandbox.create(timeout=300, network={"deny_out": ["0.0.0.0/0"], "allow_out": [HOST, "*.example.com"]}) as sbx:
         assert reaches(sbx)
         assert sbx.get_info().network["allow_out"] == [HOST, "*.example.com"]
-    try:
-        Sandbox.create(timeout=300, network={"deny_out": ["example.com"]})
-    except e2b.SandboxException:
-        return
-    raise AssertionError("a name in deny_out was taken")
+    named = URL.replace(HOST, "localhost")
+    with Sandbox.create(timeout=300, network={"deny_out": ["localhost", "*.example.com"]}) as sbx:
+        said = "EGRESS_DENIED"
+        assert said in sbx.commands.run(f"curl -sS --noproxy '' --max-time 60 {named} 2>&1").stdout
+        assert said in sbx.commands.run("curl -sS --max-time 60 http://www.example.com/ 2>&1").stdout
+        assert reaches(sbx)
+        sbx.update_network({"deny_out": ["other.example"]})
+        assert said not in sbx.commands.run(f"curl -sS --noproxy '' --max-time 60 {named} 2>&1 || true").stdout
+    for wrong in ("*", "a b", "example.com/8"):
+        try:
+            Sandbox.create(timeout=300, network={"deny_out": [wrong]})
+        except e2b.SandboxException:
+            continue
+        raise AssertionError(f"{wrong!r} was taken")
 
 
 began = time.monotonic()

@@ -134,12 +134,8 @@ def network_rules(internet: bool | None, network: dict[str, Any]) -> dict[str, A
     allow, deny = network.get("allowOut") or [], network.get("denyOut") or []
     if internet is False:
         deny = [*deny, ALL]
-    rules = Rules.of({"allow": allow, "deny": deny})
-    if rules.denied_names:
-        raise BadArgument(
-            "denyOut takes addresses and networks only", "deny 0.0.0.0/0 and name in allowOut what may be"
-        )
-    return None if internet is False and not allow else rules.as_dict()
+    rules = Rules.of({"allow": allow, "deny": deny}).as_dict()
+    return None if internet is False and not allow else rules
 
 
 @router.get("/v2/sandboxes")

@@ -112,12 +112,6 @@ class Rules:
     def as_dict(self) -> dict[str, list[str]]:
         return {"allow": list(self.allow), "deny": list(self.deny)}
 
-    @property
-    def denied_names(self) -> bool:
-        """Whether `deny` holds names, which E2B does not take: who knows the address gets round them."""
-        deny = _matcher(self.deny)
-        return bool(deny.names or deny.below)
-
     def by_name(self, name: str) -> bool | None:
         """Whether a name may be reached; None: that depends on its addresses. What is refused here is never looked up."""
         allow, deny = _matcher(self.allow), _matcher(self.deny)
