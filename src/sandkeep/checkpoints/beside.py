@@ -53,12 +53,13 @@ class Supply:
         self.missing = dict.fromkeys(files)
         self._files = files
         self._stored = repo.stored(files)
+        self._next = next(self._stored, None)
         self._lock = threading.Lock()
 
     def __iter__(self) -> Iterator[Task]:
         while True:
             with self._lock:
-                stored = next(self._stored, None)
+                stored, self._next = self._next, next(self._stored, None)
             if stored is None:
                 return
             yield Task(stored, {place.id: self._files[place.id] for place in stored.places})
@@ -91,19 +92,20 @@ class Beside:
         """Make files until the supply is empty; `layer` is told."""
         assert self._process.stdin is not None
         waiting = 0
-        with suppress(BrokenPipeError):
-            for task in supply:
-                if layer.given_up:
-                    return
-                pickle.dump(task, self._process.stdin, pickle.HIGHEST_PROTOCOL)
-                self._process.stdin.flush()
-                waiting += 1
-                if waiting > _AHEAD:
-                    self._take(supply, layer)
-                    waiting -= 1
-            self._process.stdin.close()
-        for _ in range(waiting):
-            self._take(supply, layer)
+        with layer.or_give_up():
+            with suppress(BrokenPipeError):
+                for task in supply:
+                    if layer.given_up:
+                        return
+                    pickle.dump(task, self._process.stdin, pickle.HIGHEST_PROTOCOL)
+                    self._process.stdin.flush()
+                    waiting += 1
+                    if waiting > _AHEAD:
+                        self._take(supply, layer)
+                        waiting -= 1
+                self._process.stdin.close()
+            for _ in range(waiting):
+                self._take(supply, layer)
 
     def _take(self, supply: Supply, layer: LayerFiles) -> None:
         assert self._process.stdout is not None
@@ -137,7 +139,7 @@ def beside(root: int, files: int) -> Iterator[Beside | None]:
 
 
 def main() -> None:
-    layer = LayerFiles(int(sys.argv[1]), [], set(), None)
+    layer = LayerFiles(int(sys.argv[1]), [], None)
     try:
         while True:
             task: Task = pickle.load(sys.stdin.buffer)

@@ -26,12 +26,11 @@ _CANNOT = (errno.EPERM, errno.EINVAL, errno.ENOTSUP, errno.EOVERFLOW)
 
 
 class LayerFiles:
-    """`files` are to be made below the folder `root`; those numbered in `holey` have chunks of zeros nobody will write."""
+    """`files` are to be made below the folder `root`."""
 
-    def __init__(self, root: int, files: list[tuple[bytes, Entry]], holey: set[int], progress: Progress | None) -> None:
+    def __init__(self, root: int, files: list[tuple[bytes, Entry]], progress: Progress | None) -> None:
         self._root = root
         self._files = files
-        self._holey = holey
         self._progress = progress
         self._open: OrderedDict[int, int] = OrderedDict()
         self._umask = _umask()
@@ -42,8 +41,8 @@ class LayerFiles:
         self.beside: tuple[int, int, Counter[str]] = (0, 0, Counter())  # the same of a process that makes some too
 
     @contextmanager
-    def given_up_on_error(self) -> Iterator[None]:
-        """Threads that help see in `given_up` that they need not go on."""
+    def or_give_up(self) -> Iterator[None]:
+        """Of several threads that work here: the others see in `given_up` that one has failed."""
         try:
             yield
         except BaseException:
@@ -58,8 +57,9 @@ class LayerFiles:
             with self._at(path) as (where, rest):
                 os.mkdir(rest, 0o700, dir_fd=where)
 
-    def start(self) -> None:
-        """Make every file that needs no chunk, and a place for every one that needs many."""
+    def start(self, holey: set[int]) -> None:
+        """Make every file that needs no chunk, and a place for every one that needs many. The files numbered in `holey` have chunks
+        of zeros that nobody will write."""
         for number, (path, entry) in enumerate(self._files):
             if entry.size <= INLINE:
                 self._whole(path, entry, entry.data)
@@ -68,7 +68,7 @@ class LayerFiles:
                     self._whole(path, entry, bytes(entry.size))
             else:
                 fd = self._make(path, 0o600)
-                if number in self._holey and not entry.flag:
+                if number in holey and not entry.flag:
                     os.posix_fallocate(fd, 0, entry.size)
                 else:
                     os.ftruncate(fd, entry.size)

@@ -106,14 +106,15 @@ def load(folder: Entry, read: Read) -> list[Entry]:
             entries = _parts(rest, folder.data, read)
         else:
             raise ValueError(f"unknown kind of node {tag!r}")
-        previous = b""
+        previous, size, below = b"", 0, len(entries)
         for entry in entries:
             _check(entry)
             if entry.name <= previous:
                 raise ValueError(f"name {entry.name!r} is out of order or twice")
             previous = entry.name
-        below = (sum(e.size for e in entries), len(entries) + sum(e.below for e in entries))
-        if below != (folder.size, folder.below):
+            size += entry.size
+            below += entry.below
+        if (size, below) != (folder.size, folder.below):
             raise ValueError("what it holds does not add up to what its parent says")
     except (ValueError, TypeError, IndexError, msgpack.UnpackException) as error:
         raise Corrupt(

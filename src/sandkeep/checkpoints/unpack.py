@@ -123,12 +123,9 @@ def _write(
             linked = _links(plan)
             plan.files = [item for item in plan.files if item[0] not in linked]
             _check_room(repo, root, plan, limit)
-            small, large, holey = _wanted(repo, plan)
-            layer = LayerFiles(root, plan.files, holey, progress)
+            layer = LayerFiles(root, plan.files, progress)
             try:
-                layer.make_folders([path for path, _ in plan.folders])
-                layer.start()
-                _fill(repo, layer, small, large, process)
+                _fill(repo, layer, plan, process)
                 layer.finish(linked, plan.others, [(b"", plan.root), *plan.folders])
             finally:
                 layer.close()
@@ -175,29 +172,35 @@ def _wanted(repo: Repository, plan: Plan) -> tuple[Files, Chunks, set[int]]:
     return small, large, holey
 
 
-def _fill(repo: Repository, layer: LayerFiles, small: Files, large: Chunks, process: Beside | None) -> None:
+def _fill(repo: Repository, layer: LayerFiles, plan: Plan, process: Beside | None) -> None:
     """A thread writes the large files; this one makes the small ones, and shares them with the process if there is one."""
-    with ThreadPoolExecutor(2, "unpack") as threads, layer.given_up_on_error():
-        rest = threads.submit(_fill_large, repo, layer, large)
+    with ThreadPoolExecutor(2, "unpack") as threads, layer.or_give_up():
+        folders = threads.submit(layer.make_folders, [path for path, _ in plan.folders])
+        small, large, holey = _wanted(repo, plan)
+        supply = Supply(repo, small)
+        folders.result()
+        layer.start(holey)
+        jobs = [threads.submit(_fill_large, repo, layer, large)]
         if process is not None:
-            supply = Supply(repo, small)
-            shared = threads.submit(process.work, supply, layer)
-            for task in supply:
-                supply.made(task.make(layer))
-            shared.result()
-            small = {blob: small[blob] for blob in supply.missing}
-        for blob, data in repo.read_many(small):
+            jobs.append(threads.submit(process.work, supply, layer))
+        for task in supply:
+            if layer.given_up:
+                break
+            supply.made(task.make(layer))
+        for job in jobs:
+            job.result()
+        for blob, data in repo.read_many(supply.missing):
             for path, entry in small[blob]:
                 layer.whole(path, entry, data)
-        rest.result()
 
 
 def _fill_large(repo: Repository, layer: LayerFiles, chunks: Chunks) -> None:
-    for blob, data in repo.read_many(chunks):
-        if layer.given_up:
-            return
-        for number, chunk in chunks[blob]:
-            layer.chunk(number, chunk, data)
+    with layer.or_give_up():
+        for blob, data in repo.read_many(chunks):
+            if layer.given_up:
+                return
+            for number, chunk in chunks[blob]:
+                layer.chunk(number, chunk, data)
 
 
 def _check_room(repo: Repository, root: int, plan: Plan, limit: int | None) -> None:
