@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sandkeep.checkpoints.base import Base
+from sandkeep.checkpoints.catalog import Store
 from sandkeep.checkpoints.filters import Filter
 from sandkeep.checkpoints.unpack import unpack
 from sandkeep.errors import BadArgument
@@ -69,11 +70,47 @@ def test_own_patterns_and_bad_ones(tmp_path: Path) -> None:
             save(repo, parent=saved.id)
         with pytest.raises(BadArgument, match="scope"):
             save(repo, tree, scope="some")
+        for bad in ([None], [5], ["!"], ["\udcff"]):
+            with pytest.raises(BadArgument, match="pattern"):
+                save(repo, tree, exclude=bad)
         with pytest.raises(BadArgument, match="list of patterns"):
             save(
                 repo, tree, exclude="*.log"
             )  # as a list it would be five patterns, the first of which is for everything
     assert Filter("all").idle
+
+
+@pytest.mark.parametrize(
+    ("patterns", "left", "kept"),
+    [
+        (["*.log"], ["a.log", "x\n/a.log", "\udcff.log"], ["a.log\n", "A.LOG", "a.logs"]),
+        (["/a/*", "!/a/x"], ["a/y"], ["a/x", "b/a/y"]),
+        (["a/", "!a/x"], ["a"], ["b/x"]),
+        (["\\#f", "\\!f", "f\\ ", "# f", ""], ["#f", "!f", "f "], ["f", " f"]),
+        (["a/**/d"], ["a/b/c/d", "a/d"], ["d", "b/a/d"]),
+        (["foo[1]", "?x"], ["foo1", "yx"], ["foo[1]", "x"]),
+        (["node_modules/"], ["node_modules", "a/node_modules"], ["b/node_modules.txt"]),
+    ],
+)
+def test_patterns_are_gitignores(
+    root: Path, store: Store, patterns: list[str], left: list[str], kept: list[str]
+) -> None:
+    folders = {"a", "node_modules", "a/node_modules"} & set(left)
+    names = [f"{name}/in" if name in folders else name for name in (*left, *kept)]
+    saved = save(store.repo, fill(root / "tree", dict.fromkeys(names, b"")), exclude=patterns)
+    assert store.left_out(saved) == {f"/{name}": "excluded" for name in sorted(left)}
+    unpack(store.repo, saved.id, root / "out")
+    out = root / "out"
+    assert {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()} == set(kept)
+
+
+def test_all_that_was_left_out_can_be_seen(root: Path, store: Store) -> None:
+    tree = fill(root / "tree", {f"{n:03d}.log": b"" for n in range(150)})
+    make_socket(tree / "socket")
+    saved = save(store.repo, tree, exclude=["*.log"])
+    assert saved.excluded[99:] == ["/099.log", "… and 51 more"]
+    assert len(store.left_out(saved)) == 151
+    assert store.left_out(saved)["/socket"] == "socket"
 
 
 def test_sockets_and_devices_are_left_out_and_said_so(tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ def test_a_day_on_the_command_line(home: Path, tmp_path: Path) -> None:
     assert "first" in run(home, "checkpoint", "list", "--tag", "t").stdout
     assert one in run(home, "checkpoint", "tree").stdout
     assert json.loads(run(home, "checkpoint", "show", two, "--json").stdout)["lineage"] == [two, one]
+    assert run(home, "checkpoint", "show", two, "--left-out").stdout == ""
     assert run(home, "checkpoint", "diff", one, two).stdout.splitlines() == [
         "changed\t/home/user/workspace/f\tcontent time",
         "added\t/home/user/workspace/g\t",

@@ -190,6 +190,14 @@ class Store:
         found = compare(self.repo, old.root, new.root, before, after, times)
         return sorted(found, key=lambda change: (change.path, change.change))
 
+    def left_out(self, checkpoint: Checkpoint) -> dict[str, str]:
+        """Everything the checkpoint left out, of which `excluded` has the first, and why: excluded, environment, socket, device."""
+        record = self.record(checkpoint)
+        try:
+            return {"/" + os.fsdecode(path): str(why) for path, why in load_list(self.repo, record.left_out)}
+        except (ValueError, TypeError):
+            raise Corrupt(f"what checkpoint {record.id} left out is malformed", "run verify") from None
+
     def session(self, checkpoint: Checkpoint) -> dict[str, Any]:
         """What was saved beside the files: session and volatile together."""
         record = self.record(checkpoint)

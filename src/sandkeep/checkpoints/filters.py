@@ -31,12 +31,14 @@ class Filter:
             raise BadArgument(f"scope must be 'all' or 'workspace', not {scope!r}")
         if isinstance(exclude, str):
             raise BadArgument("exclude is a list of patterns", f"write [{exclude!r}]")
+        if not all(isinstance(pattern, str) and _is_text(pattern) for pattern in exclude or ()):
+            raise BadArgument("exclude has a pattern that is no text", "write '*' or '?' for what can't be written")
         self.scope = scope
         self.exclude = None if exclude is None else list(exclude)
         own = exclude is None and scope == "workspace"
         patterns = DEFAULT_EXCLUDE if own else tuple(exclude or ())
         try:
-            self._spec = GitIgnoreSpec.from_lines(patterns) if patterns else None
+            self._spec = GitIgnoreSpec.from_lines(map(_one_line, patterns)) if patterns else None
         except (ValueError, TypeError) as error:
             raise BadArgument(
                 f"exclude has a bad pattern: {error}", "write gitignore patterns, anchored at the root: '/tmp/'"
@@ -52,11 +54,20 @@ class Filter:
             return True
         if self._spec is None:
             return False
-        return self._spec.match_file(os.fsdecode(path) + ("/" if folder else ""))
+        return self._spec.match_file(_one_line(os.fsdecode(path)) + ("/" if folder else ""))
 
     def may_be_environment(self, name: bytes) -> bool:
         """A folder that is left out if, and only if, it holds a pyvenv.cfg."""
         return self._environments and name in _ENVIRONMENTS
+
+
+def _one_line(text: str) -> str:
+    """pathspec's expressions take the end of a line for the end of a name: `*.log` would match "x.log\\n"."""
+    return text.replace("\n", "\udc0a")
+
+
+def _is_text(pattern: str) -> bool:
+    return pattern.encode(errors="ignore").decode() == pattern
 
 
 def _meets(path: bytes, kept: bytes, folder: bool) -> bool:

@@ -153,12 +153,17 @@ def _label(one: Ancestor) -> str:
 
 @checkpoint.command("show")
 @click.argument("id")
+@click.option("--left-out", is_flag=True, help="Only what was left out: all of it, and why.")
 @store_options
 @json_option
 @guarded
-def show_(id: str, as_json: bool, **where: Any) -> None:
+def show_(id: str, left_out: bool, as_json: bool, **where: Any) -> None:
     """One checkpoint: what it holds, what was left out, its lineage."""
     with opened(**where) as store:
+        if left_out:
+            rows = [{"path": path, "why": why} for path, why in store.left_out(id).items()]
+            table(rows, {"why": lambda row: row["why"], "path": lambda row: row["path"]}, as_json)
+            return
         found = plain(store.get(id))
         found["lineage"] = [ancestor.id for ancestor in store.lineage(id)]
         show(found, as_json)
