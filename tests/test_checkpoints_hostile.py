@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import os
 import random
+import struct
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import msgpack
 import pytest
+import zstandard
 
 from faulty import Crash, Faulty
-from sandkeep.checkpoints import names, nodes, records
+from sandkeep.checkpoints import names, nodes, records, transfer
 from sandkeep.checkpoints.capture import load_record
 from sandkeep.checkpoints.catalog import Store
+from sandkeep.checkpoints.needs import needed
 from sandkeep.checkpoints.nodes import DIR, FIFO, FILE, SYMLINK, WHITEOUT, Entry
 from sandkeep.checkpoints.unpack import unpack
 from sandkeep.errors import Corrupt, SandkeepError
@@ -146,6 +151,36 @@ def test_bombs_are_refused_before_anything_is_written(root: Path) -> None:
                 unpack(repo, plant(repo, bomb), root / "out", limit=1 << 60)
             assert caught.value.code in ("CORRUPT", "STORE_FULL")
             assert not (root / "out").exists()
+
+
+def exported(record: records.Record, blobs: Iterable[bytes]) -> bytes:
+    """A file as an enemy writes it, its sum right."""
+    frames = io.BytesIO()
+    for kind, payload in [(b"r", record.id.encode() + b"\n" + record.pack()), *((b"b", blob) for blob in blobs)]:
+        frames.write(struct.pack(">cI", kind, len(payload)) + payload)
+    total = struct.pack(">cI", b"e", 32) + sha256(frames.getvalue()).digest()
+    return b"SANDKEEP EXPORT 1\n" + zstandard.compress(frames.getvalue() + total)
+
+
+def test_an_exported_file_that_swells_is_refused_early(
+    root: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "_SLACK", 1 << 20)
+    record = store.record(put(root, store, {"f": b"1"}))
+    need = [store.repo.read(blob) for blob in needed(store.repo, record, set())]
+    bombs = (
+        (record, (n.to_bytes(8) for n in range(100_000))),
+        (record, (n.to_bytes(8) + bytes(1 << 20) for n in range(3))),
+        (replace(record, root=record.root._replace(below=1 << 50)), need),
+    )
+    for claim, blobs in bombs:
+        with Store(root / f"other{claim.id}", home=root / "elsewhere") as other:
+            with pytest.raises(Corrupt, match=r"more than it can need|entries"):
+                other.import_(io.BytesIO(exported(claim, blobs)))
+            assert other.checkpoints() == []
+            assert sum(size for _, size, _ in other.repo.objects.list("packs/")) < 100_000
+    with Store(root / "other", home=root / "elsewhere") as other:
+        assert other.import_(io.BytesIO(exported(record, need))) == record.id
 
 
 def test_symlinks_of_a_checkpoint_are_never_followed(root: Path) -> None:

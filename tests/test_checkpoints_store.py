@@ -306,3 +306,30 @@ def test_the_same_in_a_bucket(root: Path, swift: Swift) -> None:  # noqa: F811
         store.gc()
         assert store.verify() == []
         assert store.read(two, "d1/f", 0, 7) == b"changed"
+
+
+def test_looking_into_a_bucket_fetches_what_is_needed(root: Path, swift: Swift) -> None:  # noqa: F811
+    """Of 12 MB: a directory's nodes, the chunk that is read, the block of small files that is extracted from."""
+    url = f"s3://{swift.bucket()}/checkpoints"
+    files = {f"src/d{n}/f{m}": os.urandom(3000) for n in range(40) for m in range(10)}
+    how = {"endpoint": swift.endpoint, "region": "us-east-1", **KEYS}
+    with Store(url, home=root / "home", **how) as store:
+        one = put(root, store, {**files, "db": os.urandom(10 << 20)})
+        two = put(root, store, {"src/d3/f4": b"changed" * 50}, parent=one)
+    got: list[int] = []
+    for number, (look, most) in enumerate(
+        [
+            (lambda store: store.ls(two, "/src/d5"), 100_000),
+            (lambda store: store.find(two, "**/f7"), 100_000),
+            (lambda store: store.diff(one, two), 100_000),
+            (lambda store: store.read(two, "/db", 5 << 20, 100), 400_000),
+            (lambda store: store.extract(two, root / "out", "/src/d7/f1"), 700_000),
+        ]
+    ):
+        with Store(url, home=root / f"fresh{number}", **how) as store:
+            store.repo.refresh()
+            get = store.repo.objects.get
+            store.repo.objects.get = lambda *args, get=get: got.append(len(data := get(*args))) or data  # type: ignore[method-assign,func-returns-value,misc]
+            look(store)
+        assert sum(got) < most, number
+        got.clear()

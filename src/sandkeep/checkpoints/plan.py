@@ -18,7 +18,7 @@ from sandkeep.errors import Corrupt
 from sandkeep.store.repository import Repository
 
 _BATCH = 512  # nodes read at a time
-_MOST = 20_000_000  # entries in one checkpoint
+MOST = 20_000_000  # entries in one checkpoint
 
 
 @dataclass
@@ -44,8 +44,8 @@ class OutOfReach(Exception):
 
 def walk(repo: Repository, root: Entry) -> Iterator[tuple[bytes, Entry]]:
     """Every entry below `root`, level by level."""
-    if root.below > _MOST:
-        raise Corrupt(f"a checkpoint states {root.below} entries", f"at most {_MOST} are possible")
+    if root.below > MOST:
+        raise Corrupt(f"a checkpoint states {root.below} entries", f"at most {MOST} are possible")
     level: list[tuple[bytes, Entry]] = [(b"", root)]
     while level:
         below: list[tuple[bytes, Entry]] = []

@@ -21,6 +21,8 @@ from sandkeep.checkpoints import records
 from sandkeep.checkpoints.capture import load_record
 from sandkeep.checkpoints.merge import Progress
 from sandkeep.checkpoints.needs import needed
+from sandkeep.checkpoints.nodes import chunk_count
+from sandkeep.checkpoints.plan import MOST
 from sandkeep.errors import Corrupt, HostRefused, NotFound, StateConflict
 from sandkeep.store.repository import Repository
 
@@ -29,6 +31,8 @@ _HEAD = struct.Struct(">cI")
 _MOST = 64 << 20  # bytes in a frame
 _BATCH = 1024
 _REPORT_EVERY = 64
+_SLACK = 256 << 20  # bytes of session, history and lists
+_ENTRY = 16 << 10  # bytes that describe an entry, on average
 _REMEDY = "the file is damaged or cut short: export it again"
 
 
@@ -102,7 +106,7 @@ def import_checkpoint(repo: Repository, file: BinaryIO, progress: Progress | Non
     record = records.unpack_record(checkpoint, packed)
     with repo.writer() as writer:
         told = _Told("import", progress)
-        carried = {writer.add(told.blob(data)) for _, data in frames}
+        carried = {writer.add(told.blob(data)) for data in _within(record, frames)}
         writer.flush()
         for blob in _complete(repo, record):
             if blob not in carried:  # even if the store has it: who can name a blob need not be allowed to read it
@@ -117,6 +121,20 @@ def import_checkpoint(repo: Repository, file: BinaryIO, progress: Progress | Non
             f"the store has another checkpoint {checkpoint}", "one of the two was tampered with: compare their hashes"
         )
     return checkpoint
+
+
+def _within(record: records.Record, frames: Iterator[tuple[bytes, bytes]]) -> Iterator[bytes]:
+    """The blobs, as long as they are no more than a checkpoint of so many entries and bytes can need."""
+    roots = (record.root, *record.attachments.values())
+    entries, size = sum(root.below for root in roots), sum(root.size for root in roots)
+    if entries > MOST:
+        raise Corrupt(f"the exported checkpoint states {entries} entries", f"at most {MOST} are possible")
+    blobs_left, bytes_left = 16 + 3 * entries + 2 * chunk_count(size), _SLACK + _ENTRY * entries + size
+    for _, data in frames:
+        blobs_left, bytes_left = blobs_left - 1, bytes_left - len(data)
+        if min(blobs_left, bytes_left) < 0:
+            raise Corrupt("the exported checkpoint holds more than it can need", _REMEDY)
+        yield data
 
 
 def _complete(repo: Repository, record: records.Record) -> Iterator[bytes]:
