@@ -6,7 +6,9 @@ import base64
 import contextlib
 import json
 import socket
+import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -99,6 +101,35 @@ def test_the_control_plane(fleet: Fleet, here: Client, there: Client, made: dict
     stranger = Client(fleet.other)
     for path in ("connect", "pause", "fork", "snapshots"):
         assert stranger.control.post(f"/sandboxes/{id}/{path}").status_code == 404
+
+
+def test_a_create_that_is_sent_again_to_another_server_or_after_a_crash(
+    fleet: Fleet, here: Client, there: Client
+) -> None:
+    key = {"Idempotency-Key": uuid.uuid4().hex}
+
+    def create(client: Client) -> str:
+        answer = client.control.post("/v2/sandboxes", json={"templateID": "base", "timeout": 900}, headers=key)
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["sandboxID"])
+
+    with ThreadPoolExecutor(4) as pool:
+        ids = set(pool.map(create, [here, there] * 2))
+    (id,) = ids
+    count = "SELECT count(*) FROM sessions, requests WHERE sandbox = %s AND sandbox = id"
+    assert fleet.rows(count, id) == [(1,)]
+    fleet.other.kill()
+    fleet.other.start()
+    again = Client(fleet.other, fleet.key)
+    assert create(again) == id
+    fleet.rows("DELETE FROM e2b WHERE sandbox = %s", id)  # as a server leaves it that dies between the two
+    assert create(again) == id
+    assert fleet.rows("SELECT count(*) FROM e2b WHERE sandbox = %s", id) == [(1,)]
+    assert again.control.delete(f"/sandboxes/{id}").status_code == 204
+    assert fleet.rows(count, id) == [(0,)]
+    other = create(again)
+    assert other != id
+    assert again.control.delete(f"/sandboxes/{other}").status_code == 204
 
 
 def test_ports_and_signed_addresses(fleet: Fleet, here: Client, there: Client, made: dict[str, Any]) -> None:

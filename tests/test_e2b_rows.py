@@ -129,6 +129,7 @@ def test_forks_that_a_crash_left_without_a_row_fall_asleep(ground: Ground) -> No
 def test_a_table_that_an_earlier_server_made_is_taken_over(db: Database) -> None:
     row = Ground(db).running("sb-1")
     with db.write() as connection:
+        connection.execute(text("DROP TABLE requests"))
         connection.execute(text("UPDATE alembic_version SET version_num = '0002'"))
     db.open()
     assert Rows(db).get("sb-1") == row

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ import pytest
 
 from sandkeep.errors import BadArgument, DatabaseFailed, Denied, NotFound, SandboxDead, SandboxNotFound, StateConflict
 from sandkeep.sessions import MOVES, Database, Hosts, Keys, Log, Scope, Session, Sessions, SessionState, Tokens
-from sandkeep.sessions.records import error_record
+from sandkeep.sessions.records import error_record, request_of
 from sandkeep.sessions.tables import audit
 from sessions_kit import ANN
 
@@ -65,6 +66,34 @@ def test_the_table_says_what_the_design_says() -> None:
         "KILLED": "",
     }
     assert {str(frm): set(map(str, to)) for frm, to in MOVES.items()} == {k: set(v.split()) for k, v in wanted.items()}
+
+
+def test_a_request_is_had_by_one_session_at_a_time(rows: Sessions) -> None:
+    request = request_of(ANN, "key")
+    assert (
+        len({request, request_of(Scope("ann", "p"), "key"), request_of(Scope("bob"), "key"), request_of(ANN, "k")}) == 4
+    )
+    assert rows.by_request(request) is None
+    won: list[str] = []
+
+    def race(n: int) -> None:
+        with contextlib.suppress(StateConflict):
+            won.append(rows.create(f"race-{n}", ANN, host="a", request=request).id)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(race, range(8)))
+    (id,) = won
+    assert [one.id for one in rows.find(ANN).sessions] == [id]
+    for number, end in enumerate((S.ERROR, S.KILLED)):
+        session = rows.by_request(request)
+        assert session is not None
+        with pytest.raises(StateConflict):
+            rows.create("other", ANN, host="a", request=request)
+        rows.move(session.id, S.CREATING, end, generation=1)
+        assert rows.by_request(request) is None
+        rows.create(f"next-{number}", ANN, host="a", request=request)
+    rows.forget_request("next-1")
+    assert rows.by_request(request) is None
 
 
 def test_a_killed_session_never_runs_again(rows: Sessions) -> None:

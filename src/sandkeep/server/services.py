@@ -108,7 +108,7 @@ class Services:
 
     # life
 
-    async def create(self, scope: Scope, new: NewSandbox) -> Session:
+    async def create(self, scope: Scope, new: NewSandbox, request: str | None = None) -> Session:
         base = self._base(new)
         limits = {name: value for name, value in asdict(new.limits).items() if value is not None}
         runtime = new.runtime or self.settings.runtime
@@ -133,7 +133,7 @@ class Services:
         lifecycle.check_variables("secrets", new.secrets)
         return await self.keeper.create(
             self.hands.home.new_id(), scope, lambda session: self.hands.create(session, options), project=new.project,
-            metadata=new.metadata, config=config, **self._policy(new),
+            metadata=new.metadata, config=config, request=request, **self._policy(new),
         )  # fmt: skip
 
     def _base(self, new: NewSandbox) -> str:

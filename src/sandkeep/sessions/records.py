@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import json
 import math
 import re
@@ -124,6 +125,11 @@ class Page:
 
     sessions: list[Session]
     cursor: str | None
+
+
+def request_of(scope: Scope, key: str) -> str:
+    """What a caller's own key for a create is known by: nobody else's key is the same."""
+    return hashlib.sha256(json.dumps([scope.user, scope.project, key]).encode()).hexdigest()
 
 
 def session_of(row: Any) -> Session:

@@ -30,7 +30,7 @@ from sandkeep.sessions.records import (
     session_of,
 )
 from sandkeep.sessions.states import CHANGES, PASSING, SessionState, check_move
-from sandkeep.sessions.tables import now, sessions, uses
+from sandkeep.sessions.tables import now, requests, sessions, uses
 
 _S = SessionState
 _ROW = sessions.c
@@ -52,8 +52,12 @@ class Sessions:
         config: dict[str, Any] | None = None,
         auto_pause_timeout: float = AUTO_PAUSE,
         paused_expiry: float = PAUSED_EXPIRY,
+        request: str | None = None,
     ) -> Session:
-        """The row, in CREATING, before there is a sandbox. `config` must hold no secrets."""
+        """The row, in CREATING, before there is a sandbox. `config` must hold no secrets.
+
+        `request` is had by one session at a time, until that one is killed or in ERROR.
+        """
         project = scope.place(project)
         values = {
             "id": check_id(id),
@@ -76,9 +80,24 @@ class Sessions:
                 row = (
                     connection.execute(insert(sessions).values(**values, **times).returning(sessions)).mappings().one()
                 )
+                if request is not None:
+                    connection.execute(insert(requests).values(sha256=request, sandbox=id))
         except IntegrityError as error:
-            raise StateConflict(f"there is a session {id} already", "choose another id") from error
+            raise StateConflict(
+                f"there is a session {id} already, or one by the same request", "choose another id"
+            ) from error
         return session_of(row)
+
+    def by_request(self, request: str) -> Session | None:
+        wanted = select(sessions).join(requests, requests.c.sandbox == _ROW.id).where(requests.c.sha256 == request)
+        with self._db.read() as connection:
+            row = connection.execute(wanted).mappings().one_or_none()
+        return None if row is None else session_of(row)
+
+    def forget_request(self, id: str) -> None:
+        """Another session may have the one that this one had."""
+        with self._db.write() as connection:
+            connection.execute(delete(requests).where(requests.c.sandbox == id))
 
     def get(self, id: str, scope: Scope | None = None) -> Session:
         """The session, if the scope may see it; None is the server itself and sees all."""
@@ -176,6 +195,8 @@ class Sessions:
                 _refuse(connection, id, f"it is no longer {frm} at generation {generation}")
             if to in (_S.PAUSED, _S.KILLED, _S.ERROR):
                 connection.execute(delete(uses).where(uses.c.sandbox == id))
+            if to in (_S.KILLED, _S.ERROR):
+                connection.execute(delete(requests).where(requests.c.sandbox == id))
             if event is not None:
                 record_event(connection, id, event, {"from": frm, "to": to, "error": changes.get("last_error")})
             return session_of(row)

@@ -148,6 +148,14 @@ events = Table(
     Index(None, "sandbox", "id"),
 )
 
+requests = Table(
+    "requests",
+    metadata,
+    Column("sha256", String(64), primary_key=True),
+    Column("sandbox", ForeignKey("sessions.id"), nullable=False),
+    Index(None, "sandbox"),
+)
+
 _unseen = text("name IS NULL")
 objects = Table(
     "objects",

@@ -9,16 +9,16 @@ import secrets
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from sandkeep.errors import SandboxDead, SandboxNotFound, SandkeepError, StateConflict
+from sandkeep.errors import HostGone, SandboxDead, SandboxNotFound, SandkeepError, StateConflict
 from sandkeep.sandbox import AsyncSandbox
 from sandkeep.server.e2b.rows import LEAST_AFTER_WAKING, Row, Rows
 from sandkeep.server.services import NewSandbox, Services
 from sandkeep.sessions import Scope, Session, SessionState
+from sandkeep.sessions.records import request_of
 
 T = TypeVar("T")
 _S = SessionState
 _LOOK_AGAIN = 5.0
-_KEYS = 10_000
 _log = logging.getLogger(__name__)
 
 
@@ -35,7 +35,7 @@ class Life:
         self.services = services
         self.rows = Rows(services.db)
         self._known: dict[str, Row] = {}
-        self._keyed: dict[tuple[Scope, str], asyncio.Task[tuple[Session, Row]]] = {}
+        self._making: set[asyncio.Task[tuple[Session, Row]]] = set()
         self._changed = asyncio.Event()
         self._working: dict[str, asyncio.Task[None]] = {}
         self._loop: asyncio.Task[None] | None = None
@@ -59,34 +59,39 @@ class Life:
     async def create(
         self, scope: Scope, new: NewSandbox, timeout: float, policy: dict[str, Any], key: str | None = None
     ) -> tuple[Session, Row]:
-        """With a key that a create has had before, and whose sandbox lives: that one."""
+        """With a key that a create has had before, on any server, and whose sandbox lives: that one."""
         if key is None:
             return await self._create(scope, new, timeout, policy)
-        known = self._keyed.get((scope, key))
-        if known is not None and not await self._lives(known) and self._keyed.get((scope, key)) is known:
-            del self._keyed[scope, key]
-        if (scope, key) not in self._keyed:
-            self._keyed[scope, key] = asyncio.create_task(self._create(scope, new, timeout, policy))
-        making = self._keyed[scope, key]
-        while len(self._keyed) > _KEYS:
-            del self._keyed[next(iter(self._keyed))]
-        return await asyncio.shield(making)
+        request, by_request = request_of(scope, key), self.services.sessions.by_request
+        while (found := await self.call(by_request, request)) is None or (found := await self._made(found)) is None:
+            making = asyncio.create_task(self._create(scope, new, timeout, policy, request))
+            self._making.add(making)
+            making.add_done_callback(self._made_it)
+            try:
+                return await asyncio.shield(making)
+            except StateConflict:
+                if await self.call(by_request, request) is None:
+                    raise
+        row = await self.call(self.rows.get, found.id)
+        return found, row or await self.admit(found, timeout, policy)
 
-    async def _lives(self, making: asyncio.Task[tuple[Session, Row]]) -> bool:
-        if not making.done():
-            return True
-        if making.cancelled() or making.exception() is not None:
-            return False
+    def _made_it(self, making: asyncio.Task[tuple[Session, Row]]) -> None:
+        self._making.discard(making)
+        if not making.cancelled():
+            making.exception()  # told to who waits, if anybody still does
+
+    async def _made(self, session: Session) -> Session | None:
+        """Once it is made; None if that failed, or its host died over it."""
         try:
-            await self.find(None, making.result()[0].id)
-        except SandboxNotFound:
-            return False
-        return True
+            return await self.services.keeper.wake(session.id) if session.state is _S.CREATING else session
+        except (SandboxDead, HostGone):
+            await self.call(self.services.sessions.forget_request, session.id)
+            return None
 
     async def _create(
-        self, scope: Scope, new: NewSandbox, timeout: float, policy: dict[str, Any]
+        self, scope: Scope, new: NewSandbox, timeout: float, policy: dict[str, Any], request: str | None = None
     ) -> tuple[Session, Row]:
-        session = await self.services.create(scope, new)
+        session = await self.services.create(scope, new, request)
         return session, await self.admit(session, timeout, policy)
 
     async def admit(self, session: Session, timeout: float, policy: dict[str, Any]) -> Row:

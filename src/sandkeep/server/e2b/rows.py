@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import case, delete, insert, select, update
+from sqlalchemy.exc import IntegrityError
 
 from sandkeep.sessions import Database, SessionState
 from sandkeep.sessions.tables import e2b as rows
@@ -38,13 +39,16 @@ class Rows:
         self._db = database
 
     def add(self, sandbox: str, token: str, traffic: str | None, timeout: float, policy: dict[str, Any]) -> Row:
-        """From here on the time to live ends it, and no longer idleness: both in one transaction."""
-        with self._db.write() as connection:
-            held = update(sessions).where(sessions.c.id == sandbox).values(auto_pause_timeout=0.0)
-            generation = connection.execute(held.returning(sessions.c.generation)).scalar_one()
-            values = {"sandbox": sandbox, "token": token, "traffic": traffic, "generation": generation}
-            made = insert(rows).values(**values, deadline=now() + timeout, timeout=timeout, policy=policy)
-            return Row(**connection.execute(made.returning(rows)).mappings().one())
+        """From here on the time to live ends it, and no longer idleness: both in one transaction. One that has a row keeps it."""
+        try:
+            with self._db.write() as connection:
+                held = update(sessions).where(sessions.c.id == sandbox).values(auto_pause_timeout=0.0)
+                generation = connection.execute(held.returning(sessions.c.generation)).scalar_one()
+                values = {"sandbox": sandbox, "token": token, "traffic": traffic, "generation": generation}
+                made = insert(rows).values(**values, deadline=now() + timeout, timeout=timeout, policy=policy)
+                return Row(**connection.execute(made.returning(rows)).mappings().one())
+        except IntegrityError:
+            return self.many([sandbox])[sandbox]
 
     def get(self, sandbox: str) -> Row | None:
         return self.many([sandbox]).get(sandbox)
