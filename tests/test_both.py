@@ -13,6 +13,7 @@ import pytest
 from sandkeep.errors import (
     BadArgument,
     CheckpointNotFound,
+    FileError,
     FileMissing,
     ProcessNotFound,
     SandboxNotFound,
@@ -124,6 +125,33 @@ def test_session(sandbox: Any) -> None:
     assert [one.command for one in sandbox.history.list()][-1] == "pwd"
     sandbox.history.clear()
     assert sandbox.history.list() == []
+
+
+def test_a_folder_that_is_not_there_is_refused_before_anything_runs(place: Place, sandbox: Any) -> None:
+    sandbox.set_cwd("/tmp")
+    for folder, error in (("/no/such", FileMissing), ("/etc/passwd", FileError), ("/root", FileError)):
+        with pytest.raises(error):
+            sandbox.set_cwd(folder)
+        for how in ({}, {"background": True}):
+            with pytest.raises(error):
+                sandbox.commands.run("touch /tmp/ran", cwd=folder, **how)
+        with pytest.raises(error):
+            sandbox.pty.start("touch /tmp/ran", cwd=folder)
+        with pytest.raises(error):
+            place.make(cwd=folder)
+    assert sandbox.cwd == "/tmp"
+    assert not sandbox.files.exists("/tmp/ran")
+    assert [one.id for one in place.sync.list(**place.where) if one.state is State.RUNNING] == [sandbox.id]
+    sandbox.commands.run("mkdir d; cd d; rmdir ../d")
+    saved = sandbox.checkpoint()  # a session's own folder may be gone: it goes on in what is left of it
+    again = place.make(from_checkpoint=saved.id)
+    assert again.commands.run("pwd").stdout == "/tmp\n"
+    again.kill()
+    with pytest.raises(FileMissing):
+        place.make(from_checkpoint=saved.id, cwd="/no/such")
+    moved = place.make(from_checkpoint=saved.id, cwd="/usr")
+    assert moved.commands.run("pwd").stdout == "/usr\n"
+    moved.kill()
 
 
 def test_terminals(sandbox: Any) -> None:

@@ -197,6 +197,18 @@ def test_exported_state_is_whole_and_replaces(make: Make, tmp_path: Path) -> Non
     assert other.commands.run("ls ~/workspace").stdout == "f\ng\nl\n"
 
 
+def deep(levels: int) -> dict[str, object]:
+    return {"x": deep(levels - 1)} if levels else {}
+
+
+def test_metadata_comes_back_as_json_has_it(make: Make, home: Path) -> None:
+    sb = make(metadata={"pair": (1, 2)})
+    assert sb.info().metadata == {"pair": [1, 2]}
+    told = {"most": (1 << 64) - 1, "least": -(1 << 63), "text": "ü", "deep": deep(50), "list": [None, True, 1.5]}
+    kept = sb.checkpoint(metadata=told)
+    assert Store(home=home).get(kept.id).metadata == told
+
+
 def test_floors_and_bad_words_change_nothing(make: Make) -> None:
     sb = make()
     sb.commands.run("echo x > f; sleep 1000 &")
@@ -210,6 +222,9 @@ def test_floors_and_bad_words_change_nothing(make: Make) -> None:
         sb.restore("ck_" + "0" * 26)
     with pytest.raises(BadArgument):
         sb.checkpoint(metadata={"x": object()})
+    for unreadable in ({1: 2}, {"x": {None: 1}}, {"x": 1 << 64}, {"x": "\udcff"}, {"x": float("nan")}, 5, deep(200)):
+        with pytest.raises(BadArgument):  # a record that can't be read again would take all later ones with it
+            sb.checkpoint(metadata=unreadable)  # type: ignore[arg-type]
     with pytest.raises(BadArgument):
         sb.checkpoint(scope="nothing")  # type: ignore[arg-type]
     assert sb.commands.run("cat f").stdout == "y\n"

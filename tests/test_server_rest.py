@@ -273,6 +273,8 @@ def test_bad_requests_are_refused_in_one_shape_and_change_nothing(api: httpx.Cli
         {"cwd": "relative"},
     ):
         told(api.post("/sandboxes", json=body), 400, "BAD_ARGUMENT")
+    told(api.post("/sandboxes", json={"cwd": "/no/such"}), 404, "FILE_NOT_FOUND")
+    told(api.post("/sandboxes", json={"metadata": {"x": "y" * (2 << 20)}}), 400, "BAD_ARGUMENT")
     told(api.post("/sandboxes", json={"network": "host"}), 403, "DENIED")
     told(api.post("/sandboxes", content=b"{nonsense"), 400, "BAD_ARGUMENT")
     told(api.get("/sandboxes/sb-000000000000"), 404, "SANDBOX_NOT_FOUND")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
@@ -30,6 +33,51 @@ def parse_size(text: int | str, what: str = "size") -> int:
     if value <= 0:
         raise BadArgument(f"{what} must be above zero, not {text!r}")
     return value
+
+
+METADATA_BYTES = 1 << 20
+_DEEPEST = 100
+
+
+def check_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A copy of what a user keeps beside a sandbox or checkpoint: only what every format gives back as it was."""
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise BadArgument(f"metadata must be a dict, not {type(metadata).__name__}")
+    found: dict[str, Any] = _plain(dict(metadata or {}), "metadata", 0)
+    if len(json.dumps(found, separators=(",", ":"))) > METADATA_BYTES:
+        raise BadArgument("metadata is larger than 1 MiB", "keep large values in a file of the workspace")
+    return found
+
+
+def _plain(value: Any, where: str, depth: int) -> Any:
+    remedy = "use texts, numbers, lists and dicts with text keys"
+    if depth > _DEEPEST:
+        raise BadArgument(f"metadata is nested deeper than {_DEEPEST} levels", "flatten it")
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):
+                raise BadArgument(f"{_shown(where)} can't be kept as JSON: its key {key!r} is no text", remedy)
+        return {
+            _plain(key, where, depth): _plain(item, f"{where}.{key[:40]}", depth + 1) for key, item in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, f"{where}[{index}]", depth + 1) for index, item in enumerate(value)]
+    if isinstance(value, str):
+        if value.encode(errors="ignore").decode() != value:
+            raise BadArgument("metadata has characters that no text may have", "remove the lone surrogates")
+        return str(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        if not -(1 << 63) <= value < 1 << 64:
+            raise BadArgument(f"{_shown(where)} is too large an integer", "store it as text")
+        return int(value)
+    if value is None or isinstance(value, bool) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    what = f"{value} is not a number there" if isinstance(value, float) else f"it is a {type(value).__name__}"
+    raise BadArgument(f"{_shown(where)} can't be kept as JSON: {what}", remedy)
+
+
+def _shown(where: str) -> str:
+    return where if len(where) <= 200 else f"{where[:200]}…"
 
 
 class State(StrEnum):

@@ -17,7 +17,7 @@ import msgpack
 
 from sandkeep.checkpoints.nodes import DIR, Entry
 from sandkeep.errors import BadArgument, Corrupt
-from sandkeep.model import CheckpointInfo
+from sandkeep.model import CheckpointInfo, check_metadata
 
 KIND = "checkpoints"
 FORGOTTEN = "forgotten"
@@ -187,19 +187,6 @@ def _plain(tag: str) -> bool:
     return tag == tag.strip() and not tag.startswith("-")
 
 
-def _check_metadata(metadata: dict[str, Any]) -> None:
-    """It must come back from a record as it is."""
-    try:
-        if len(canonical(metadata, "metadata")) > 1 << 20:
-            raise BadArgument("metadata is larger than 1 MiB", "keep large values in a file of the workspace")
-        msgpack.unpackb(msgpack.packb([[metadata]]))
-    except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
-        raise BadArgument(
-            f"metadata can't be kept: {error}",
-            "use texts without lone surrogates, texts as keys, whole numbers below 2**64, and few levels",
-        ) from None
-
-
 def check_words(
     tag: str | None, comment: str | None, metadata: Mapping[str, Any] | None, base: Mapping[str, Any]
 ) -> None:
@@ -209,6 +196,6 @@ def check_words(
             "use 1 to 200 characters that can be printed; not a space at an end, not '-' at the beginning",
         )
     check_comment(comment)
-    _check_metadata(dict(metadata or {}))
+    check_metadata(metadata)
     if not isinstance(base.get("name"), str) or not isinstance(base.get("fingerprint"), str):
         raise BadArgument("base must say its name and fingerprint")

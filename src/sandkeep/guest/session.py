@@ -10,7 +10,7 @@ import time
 
 from . import people
 from .fields import environment, text
-from .problems import BAD_ARGUMENT, Problem
+from .problems import BAD_ARGUMENT, Problem, file_problem
 from .shell import Shell, State
 
 TYPE_CHECKING = False
@@ -167,12 +167,14 @@ class Session:
             history: Optional[List[Any]], user: Optional[Union[str, int]]) -> None:  # fmt: skip
         """Become what get told; nothing is changed if any part is wrong.
 
-        With shell it is a whole session and env replaces all; without, env is laid over what every session begins with. A user
-        that can't be used here gives way to the default one.
+        With shell it is a whole session and env replaces all; without, env is laid over what every session begins with, and cwd
+        must be a folder that the user may enter. A user that can't be used here gives way to the default one.
         """
         person = self.person if user is None else _usable(user)
         if cwd is not None and not cwd.startswith("/"):
             raise Problem(BAD_ARGUMENT, "cwd must be an absolute path")
+        if cwd is not None and shell is None:
+            _enter(cwd, person)
         state = self.state if shell is None else _state(shell)
         entries = None if history is None else [_entry(entry) for entry in history]
         self.person, self.state = person, state
@@ -186,6 +188,17 @@ class Session:
 
 def _begin(person: Person) -> Dict[str, str]:
     return {"PATH": people.PATH, "LANG": "C.UTF-8", **person.environment()}
+
+
+def _enter(cwd: str, person: Person) -> None:
+    """Whether a command of the person could start there, as an error."""
+    try:
+        with people.Acting(person):
+            os.chdir(cwd)
+    except OSError as error:
+        raise file_problem(error, cwd)
+    finally:
+        os.chdir("/")
 
 
 def _usable(user: Union[str, int]) -> Person:

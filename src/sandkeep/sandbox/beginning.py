@@ -7,7 +7,7 @@ from typing import Any
 from sandkeep.checkpoints.catalog import Store
 from sandkeep.checkpoints.merge import Progress
 from sandkeep.errors import RuntimeFailed, SandkeepError
-from sandkeep.model import RestoreReport
+from sandkeep.model import RestoreReport, check_metadata
 from sandkeep.runtime.base import resolve
 from sandkeep.runtime.driver import Driver
 from sandkeep.runtime.pick import pick
@@ -26,12 +26,13 @@ def create_from(
     store = as_store(home, store_like)
     saved = load_saved(store, store.get(id).id)
     ladder.check(saved, require)
+    lifecycle.check_options(options["limits"], options["network"], options["mounts"], options["cwd"])
     env = lifecycle.check_variables("env", options["env"])
     secrets = lifecycle.check_variables("secrets", options["secrets"])
     record, why = _record(home, store, saved, require, options)
     layer = home.layers.new_id()
     record.stack = [layer]
-    session = {**saved.session, "more_env": env, **({"cwd": options["cwd"]} if options["cwd"] else {})}
+    session = {**saved.session, "more_env": env, "more_cwd": options["cwd"]}
     machine = Machine(home, record.id)
     why = why or memory.problem(machine, record, saved)
     memory.refuse(why, require)
@@ -55,9 +56,7 @@ def create_from(
             why = memory.try_start(machine, record, saved.image or {}, secrets, require)
             memory.drop(machine)
             if not why:
-                machine.give(
-                    {name: session[name] for name in ("more_env", "cwd") if options[name.removeprefix("more_")]}, {}
-                )
+                machine.give({name: session[name] for name in ("more_env", "more_cwd")}, {})
                 return
         guests = {name: value for name, value in session.items() if name != "workflow"}
         machine.start(record, guests, secrets)
@@ -85,7 +84,7 @@ def _record(home: Home, store: Store, saved: Saved, require: str, options: dict[
     url, store_options = address(store)
     record = Record(
         id=(new := home.new_id()), hostname=fresh_hostname(new), runtime=engine.name, base=saved.base["name"], limits=limits, network=options["network"],
-        mounts=list(options["mounts"] or []), metadata=lifecycle.check_metadata(options["metadata"]),
+        mounts=list(options["mounts"] or []), metadata=check_metadata(options["metadata"]),
         store=url, store_options=store_options, parent=saved.id, notes=notes,
     )  # fmt: skip
     if base.fingerprint != saved.base["fingerprint"]:

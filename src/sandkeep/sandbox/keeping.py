@@ -79,6 +79,7 @@ def checkpoint(
     progress: Progress | None = None,
 ) -> CheckpointInfo:
     """With `unless_same` a state that equals the sandbox's last checkpoint is not saved again: that one is the answer."""
+    check_words(tag, comment, metadata, {"name": "", "fingerprint": ""})
     if memory:
         from sandkeep.sandbox import pausing
 
@@ -86,7 +87,6 @@ def checkpoint(
     with machine.held() as record:
         machine.require_running(record)
         store = store_of(machine, record)
-        check_words(tag, comment, metadata, {"name": "", "fingerprint": ""})
         Filter(scope, exclude)
         taken = take(machine, record)
         return keep(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 from sandkeep.errors import BadArgument, LimitUnsupported, NotFound, SandkeepError, disk_full
-from sandkeep.model import Limits, Mount, RestoreReport, SandboxInfo, State
+from sandkeep.model import Limits, Mount, RestoreReport, SandboxInfo, State, check_metadata
 from sandkeep.runtime.driver import Driver
 from sandkeep.runtime.pick import pick
 from sandkeep.sandbox import journal
@@ -40,13 +39,16 @@ def check_variables(what: str, variables: dict[str, str] | None) -> dict[str, st
     return dict(variables or {})
 
 
-def check_metadata(metadata: dict[str, Any] | None) -> dict[str, Any]:
-    if metadata is not None and not isinstance(metadata, dict):
-        raise BadArgument(f"metadata must be a dict, not {metadata!r}")
-    try:
-        return dict(json.loads(json.dumps(metadata or {}, allow_nan=False)))
-    except (TypeError, ValueError) as error:
-        raise BadArgument(f"metadata must be JSON: {error}") from None
+def check_options(limits: Any, network: Any, mounts: Any, cwd: Any) -> None:
+    """What needs no look at the host."""
+    if network not in ("none", "host"):
+        raise BadArgument(f"network must be 'none' or 'host', not {network!r}")
+    if limits is not None and not isinstance(limits, Limits):
+        raise BadArgument(f"limits must be Limits(…), not {limits!r}", "write limits=Limits(memory='1g')")
+    if mounts is not None and not (isinstance(mounts, (list, tuple)) and all(isinstance(m, Mount) for m in mounts)):
+        raise BadArgument(f"mounts must be a list of Mount(host, guest), not {mounts!r}")
+    if cwd is not None and not (isinstance(cwd, str) and cwd.startswith("/")):
+        raise BadArgument(f"cwd must be an absolute path inside the sandbox, not {cwd!r}")
 
 
 def create(
@@ -62,14 +64,7 @@ def create(
     cwd: str | None = None,
     metadata: dict[str, Any] | None = None,
 ) -> Machine:
-    if network not in ("none", "host"):
-        raise BadArgument(f"network must be 'none' or 'host', not {network!r}")
-    if limits is not None and not isinstance(limits, Limits):
-        raise BadArgument(f"limits must be Limits(…), not {limits!r}", "write limits=Limits(memory='1g')")
-    if not all(isinstance(mount, Mount) for mount in mounts or []):
-        raise BadArgument(f"mounts must be a list of Mount(host, guest), not {mounts!r}")
-    if cwd is not None and not cwd.startswith("/"):
-        raise BadArgument(f"cwd must be an absolute path inside the sandbox, not {cwd!r}")
+    check_options(limits, network, mounts, cwd)
     env, secrets = check_variables("env", env), check_variables("secrets", secrets)
     home.ensure()
     engine = pick(runtime, home.path)
@@ -78,7 +73,7 @@ def create(
         id=home.new_id(), runtime=engine.name, base=str(base), limits=settled, notes=notes, network=network,
         mounts=list(mounts or []), metadata=check_metadata(metadata),
     )  # fmt: skip
-    session = {name: value for name, value in (("more_env", env), ("cwd", cwd)) if value}
+    session = {name: value for name, value in (("more_env", env), ("more_cwd", cwd)) if value}
     return begin(home, record, session, secrets)
 
 

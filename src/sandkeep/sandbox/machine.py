@@ -106,10 +106,13 @@ class Machine:
         self.give(session, secrets)
 
     def give(self, session: dict[str, Any] | None, secrets: dict[str, str]) -> None:
+        """`more_env` and `more_cwd` are what a caller asks for on top of a session: unlike a session's own, that folder must be there."""
         session = dict(session or {})
-        more = session.pop("more_env", None)
+        more, where = session.pop("more_env", None), session.pop("more_cwd", None)
         if session:
             self.link.call("session_set", **session)
+        if where:
+            self.link.call("session_set", cwd=where)
         if more:
             self.link.call("env_set", env=more)
         if secrets:

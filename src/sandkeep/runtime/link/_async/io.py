@@ -16,6 +16,13 @@ CHUNK = 256 << 10
 Body = Iterable[bytes] | AsyncIterable[bytes]
 
 
+class Socket(socket.socket):
+    """A connection that its link forgot ends with it, also where the collector comes to it before whoever holds it."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
 class AsyncWire:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -25,7 +32,7 @@ class AsyncWire:
     @classmethod
     async def connect(cls, run: Path) -> AsyncWire:
         """To `guest.sock` in a folder whose path may be longer than a socket's address can be."""
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock = Socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.setblocking(False)
         folder = -1
         try:
@@ -85,10 +92,6 @@ class AsyncWire:
     def close(self) -> None:
         if self._sender is not None:
             self._sender.cancel()
-        self._sock.close()
-
-    def __del__(self) -> None:
-        """A connection that its link forgot ends with it."""
         self._sock.close()
 
 

@@ -15,6 +15,13 @@ CHUNK = 256 << 10
 Body = Iterable[bytes]
 
 
+class Socket(socket.socket):
+    """A connection that its link forgot ends with it, also where the collector comes to it before whoever holds it."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
 class Wire:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -25,7 +32,7 @@ class Wire:
     @classmethod
     def connect(cls, run: Path) -> Wire:
         """To `guest.sock` in a folder whose path may be longer than a socket's address can be."""
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock = Socket(socket.AF_UNIX, socket.SOCK_STREAM)
         folder = -1
         try:
             folder = os.open(run, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -88,10 +95,6 @@ class Wire:
         self._sock.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        self._sock.close()
-
-    def __del__(self) -> None:
-        """A connection that its link forgot ends with it."""
         self._sock.close()
 
 
