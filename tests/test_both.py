@@ -15,6 +15,7 @@ from sandkeep.errors import (
     CheckpointNotFound,
     FileError,
     FileMissing,
+    FloorNotReached,
     ProcessNotFound,
     SandboxNotFound,
     SnapshotNotFound,
@@ -215,6 +216,30 @@ def test_pause_and_resume(sandbox: Any, place: Place) -> None:
     again = place.sync.connect(sandbox.id, **place.where)
     assert again.commands.run("cat f").stdout == "kept\n"
     assert again.restore_report.level == "files"
+
+
+def test_a_floor_holds_for_snapshots_too(sandbox: Any) -> None:
+    saved = sandbox.snapshot()
+    sandbox.commands.run("echo later > f")
+    with pytest.raises(FloorNotReached):
+        sandbox.restore(saved, require="memory")
+    with pytest.raises(BadArgument):
+        sandbox.restore(saved, require="everything")
+    service = sandbox.commands.run("sleep 1000", background=True)
+    with_service = sandbox.snapshot()
+    terminal = sandbox.pty.start("sleep 1000")
+    with_terminal = sandbox.snapshot()
+    for to in (with_terminal, sandbox.checkpoint()):
+        with pytest.raises(FloorNotReached):
+            sandbox.restore(to, require="relaunched")
+    assert sandbox.commands.connect(service.pid).info().running
+    assert sandbox.files.read("f") == b"later\n"
+    terminal.kill()
+    report = sandbox.restore(with_service, require="relaunched")
+    assert (report.level, report.relaunched, report.lost) == ("relaunched", ["sleep 1000"], [])
+    assert sandbox.restore(saved, require="relaunched").level == "files"  # nothing ran
+    with pytest.raises(SnapshotNotFound):
+        sandbox.restore("sn_\0")
 
 
 def test_finding_and_ending(place: Place) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import stat
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,9 @@ from sandkeep.errors import (
     Corrupt,
     FileError,
     FileMissing,
+    HostRefused,
+    SandkeepError,
+    StoreFull,
     StoreMissing,
 )
 from swift import KEYS, Swift, swift  # noqa: F401
@@ -288,6 +292,49 @@ def test_a_damaged_export_shows_nothing(root: Path, store: Store, how: str) -> N
                 other.import_(io.BytesIO(bytes(bad)))
         assert other.checkpoints() == []
         assert other.import_(io.BytesIO(good)) == one
+
+
+def test_nonsense_is_refused_in_our_words(root: Path, store: Store) -> None:
+    one = put(root, store, {"f": b"x"})
+    for wrong in (5, None, "", "a\0b"):
+        with pytest.raises(BadArgument):
+            store.export(one, wrong)  # type: ignore[arg-type]
+        with pytest.raises(BadArgument):
+            store.extract(one, wrong)  # type: ignore[arg-type]
+    for wrong in (5, "a\0b"):
+        with pytest.raises(BadArgument):
+            store.import_(wrong)  # type: ignore[arg-type]
+    for place in (root / "nothing", root):
+        with pytest.raises(HostRefused):
+            store.import_(place)
+    with pytest.raises(BadArgument):
+        Store("a\0b", home=root / "home")
+    (root / "file").write_text("mine")
+    for place in (root / "file", root / "file/below"):
+        with pytest.raises(StoreMissing):
+            Store(place, home=root / "home")
+        with pytest.raises(SandkeepError):
+            store.extract(one, place)
+    assert (root / "file").read_text() == "mine"
+
+
+def test_what_is_no_file_is_written_to_and_not_replaced(root: Path, store: Store) -> None:
+    one = put(root, store, {"f": os.urandom(100_000)})
+    full = root / "full"
+    os.mknod(full, 0o666 | stat.S_IFCHR, os.makedev(1, 7))
+    with pytest.raises(StoreFull):
+        store.export(one, full)
+    assert full.is_char_device()
+    pipe = root / "pipe"
+    os.mkfifo(pipe)
+    got: list[bytes] = []
+    reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()))
+    reader.start()
+    store.export(one, pipe)
+    reader.join()
+    assert pipe.is_fifo()
+    with Store(root / "other", home=root / "elsewhere") as other:
+        assert other.import_(io.BytesIO(got[0])) == one
 
 
 # a bucket

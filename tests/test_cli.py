@@ -175,6 +175,81 @@ def test_progress_goes_to_the_terminal_and_not_into_the_answer(home: Path, root:
     assert b"verifying" in seen or b"pack" in seen
 
 
+def test_input_is_passed_on_as_it_comes(home: Path) -> None:
+    id = run(home, "sandbox", "create", "--runtime", "runc").stdout.strip()
+    argv = [sys.executable, "-m", "sandkeep", "sandbox", "exec"]
+    ways = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": {**os.environ, "SANDKEEP_HOME": str(home)}}
+    with subprocess.Popen([*argv, id, "echo up; while read x; do echo got $x; done"], **ways) as talk:  # type: ignore[call-overload]
+        assert talk.stdout.readline() == b"up\n"  # nothing was sent yet
+        for word in (b"one", b"two"):
+            talk.stdin.write(word + b"\n")
+            talk.stdin.flush()
+            assert talk.stdout.readline() == b"got " + word + b"\n"
+        talk.stdin.close()
+        assert talk.wait(100) == 0
+    for words in ([id, "echo done; exit 3"], ["--json", id, "echo done; exit 3"]):
+        with subprocess.Popen([*argv, *words], **ways) as ended:  # type: ignore[call-overload]
+            assert ended.wait(100) == 3  # though its input is still open
+            assert b"done" in ended.stdout.read()
+    data = os.urandom(5_000_000)
+    done = subprocess.run(
+        [*argv, id, "tee >(wc -c >&2)"], input=data, capture_output=True, timeout=170, env=ways["env"]
+    )
+    assert (done.stdout, done.stderr.strip()) == (data, b"5000000")
+    with open(os.devnull) as nothing:
+        done = subprocess.run(
+            [*argv, id, "cat; echo end"], stdin=nothing, capture_output=True, timeout=170, env=ways["env"]
+        )
+    assert done.stdout == b"end\n"
+    huge = subprocess.run([*argv, id, "head -c 3"], input=data, capture_output=True, timeout=170, env=ways["env"])
+    assert huge.stdout == data[:3]
+    told = json.loads(run(home, "sandbox", "exec", "--json", id, "cat", stdin="words").stdout)
+    assert (told["stdout"], told["exit_code"]) == ("words", 0)
+
+
+def test_nonsense_is_refused_before_anything_is_made(home: Path, tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    for words in (
+        ("sandbox", "create", "--home", ""),
+        ("serve", "--port", "99999"),
+        ("checkpoint", "name", "a", "b", "--remove"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "sandkeep", *words], capture_output=True, text=True, timeout=170, cwd=here,
+            env={**os.environ, "SANDKEEP_HOME": str(home)},
+        )  # fmt: skip
+        assert done.returncode == 2
+        assert "Traceback" not in done.stderr
+        assert "sk_" not in done.stdout
+    assert list(here.iterdir()) == []
+    assert not home.exists()
+
+
+def test_an_export_that_can_not_be_written_is_refused_in_words(home: Path, tmp_path: Path) -> None:
+    id = run(home, "sandbox", "create", "--runtime", "runc").stdout.strip()
+    saved = run(home, "checkpoint", "create", id).stdout.strip()
+    kept = tmp_path / "kept"
+    kept.write_text("precious")
+    assert "CHECKPOINT_NOT_FOUND" in run(home, "checkpoint", "export", "nope", str(kept), check=3).stderr
+    assert kept.read_text() == "precious"
+    assert "HOST_REFUSED" in run(home, "checkpoint", "export", saved, str(tmp_path), check=1).stderr
+    assert "HOST_REFUSED" in run(home, "checkpoint", "export", saved, str(tmp_path / "no/such"), check=1).stderr
+    run(home, "sandbox", "exec", id, "echo text > f")
+    other = run(home, "checkpoint", "create", id).stdout.strip()
+    for words in (("export", saved, "-"), ("cat", other, "/home/user/workspace/f")):
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "sandkeep", "checkpoint", *words], stdout=full, stderr=subprocess.PIPE, text=True,
+                timeout=170, env={**os.environ, "SANDKEEP_HOME": str(home)},
+            )  # fmt: skip
+        assert "STORE_FULL" in done.stderr, words
+        assert "Traceback" not in done.stderr
+        assert done.returncode == 1
+    run(home, "checkpoint", "export", saved, str(kept))
+    assert run(home, "checkpoint", "import", str(kept), "--store", str(tmp_path / "other")).stdout.strip() == saved
+
+
 def test_streams_that_the_caller_closed_are_no_reason_to_fail(home: Path) -> None:
     argv = f"{sys.executable} -m sandkeep sandbox list --home {home}"
     for closed in ("<&-", ">&-", "<&- >&- 2>&-"):
@@ -221,7 +296,7 @@ def test_a_home_that_is_a_file_is_refused_in_words(tmp_path: Path, words: tuple[
     wrong = tmp_path / "file"
     wrong.write_text("mine")
     done = run(wrong, *words, check=1)
-    assert "HOST_REFUSED" in done.stderr
+    assert ("STORE_MISSING" if words[0] == "checkpoint" else "HOST_REFUSED") in done.stderr
     assert str(wrong) in done.stderr
     assert "Traceback" not in done.stderr
     assert (done.stdout, wrong.read_text()) == ("", "mine")

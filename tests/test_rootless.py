@@ -48,6 +48,21 @@ print(json.dumps(told))
 """
 
 
+DEMO = """
+import os, subprocess, sys, tempfile
+from sandkeep.cli.demo import demo
+demo(["--runtime", "runc"], standalone_mode=False)
+print(os.listdir(tempfile.gettempdir()))
+"""
+
+
+def test_the_demo_leaves_nothing() -> None:
+    with ordinary_user.home() as home:
+        said = ordinary_user.run(DEMO, home=home).splitlines()
+    assert said[-2] == "done: nothing was lost, nothing is left"
+    assert "sandkeep-demo" not in said[-1]
+
+
 @pytest.mark.parametrize("runtime", ["runc", "runsc"])
 def test_the_whole_day(runtime: str) -> None:
     with ordinary_user.home() as home:

@@ -336,6 +336,34 @@ def test_pick_probes_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         pick("docker", tmp_path)
 
 
+def test_a_bad_verdict_is_looked_at_again_when_nothing_else_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(name: str, _: Path) -> doctor.Probe:
+        return doctor.Probe(name, problems=[doctor.Problem("bad day", "no luck", "wait")])
+
+    with monkeypatch.context() as bad:
+        bad.setattr("sandkeep.runtime.pick.probe", never)
+        with pytest.raises(RuntimeFailed, match="no luck"):
+            pick("auto", tmp_path)
+    assert pick("auto", tmp_path).name in ("crun", "runc", "runsc")
+
+
+def test_a_base_that_was_half_removed_is_made_again(tmp_path: Path) -> None:
+    root = resolve("host", tmp_path).root
+    before = sorted(path.name for path in root.iterdir())
+    for name in before:
+        if name != "home":
+            subprocess.run(["rm", "-rf", str(root / name)], check=True)
+    assert resolve("host", tmp_path).root == root
+    assert sorted(path.name for path in root.iterdir()) == before
+
+
+def test_a_folder_without_a_root_filesystem_is_no_base(tmp_path: Path) -> None:
+    with pytest.raises(BadArgument, match="no root filesystem"):
+        resolve(str(tmp_path), tmp_path / "home")
+
+
 def test_pick_without_any_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sandkeep.runtime.driver.shutil.which", lambda *_, **__: None)
     with pytest.raises(RuntimeFailed, match="not installed"):

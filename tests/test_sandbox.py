@@ -255,6 +255,7 @@ def test_mounts_and_limits(make: Make, tmp_path: Path) -> None:
         ({"cwd": "/no/such"}, FileMissing),
         ({"cwd": 5}, BadArgument),
         ({"mounts": 5}, BadArgument),
+        ({"require": "everything"}, BadArgument),
         ({"metadata": {"x": object()}}, BadArgument),
         ({"metadata": {"x": "y" * (1 << 20)}}, BadArgument),
         ({"metadata": {1: 2}}, BadArgument),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import stat
@@ -193,12 +194,15 @@ def test_an_unreachable_database_is_said_without_its_password(tmp_path: Path) ->
         database.open()
     assert "127.0.0.1:1/sessions" in str(said.value)
     assert "hunter2" not in str(said.value)
+    assert "127.0.0.1" not in json.dumps(said.value.as_dict()) + said.value.told()  # what a caller from outside hears
     database.close()
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file" / "s.db", tmp_path):
         database = Database(f"sqlite:///{path}")
-        with pytest.raises(DatabaseUnreachable):
+        with pytest.raises(DatabaseUnreachable) as said:
             database.open()
+        assert str(path) in str(said.value)
+        assert str(tmp_path) not in json.dumps(said.value.as_dict()) + said.value.told()
         database.close()
 
 

@@ -42,8 +42,10 @@ SandkeepError
 
 from __future__ import annotations
 
+import contextlib
 import errno
-from typing import Any, ClassVar
+from collections.abc import Iterator
+from typing import Any, ClassVar, Self
 
 
 class SandkeepError(Exception):
@@ -54,8 +56,19 @@ class SandkeepError(Exception):
         self.message = message
         self.remedy = remedy
         self.details = details
+        self.place = ""
+
+    def at(self, place: object) -> Self:
+        """Where on this machine it happened: for its own user and its log, never for who asks from elsewhere."""
+        self.place = str(place)
+        return self
 
     def __str__(self) -> str:
+        message = f"{self.message}: {self.place}" if self.place else self.message
+        return f"{message} ({self.remedy})" if self.remedy else message
+
+    def told(self) -> str:
+        """The same for who asks from elsewhere."""
         return f"{self.message} ({self.remedy})" if self.remedy else self.message
 
     def as_dict(self) -> dict[str, Any]:
@@ -67,7 +80,7 @@ class SandkeepError(Exception):
         }
 
     def __reduce__(self) -> Any:
-        return _rebuild, (type(self), self.message, self.remedy, self.details)
+        return _rebuild, (type(self), self.message, self.remedy, self.details, self.place)
 
 
 def disk_full(error: BaseException) -> bool:
@@ -76,8 +89,10 @@ def disk_full(error: BaseException) -> bool:
     return number in (errno.ENOSPC, errno.EDQUOT)
 
 
-def _rebuild(kind: type[SandkeepError], message: str, remedy: str, details: dict[str, Any]) -> SandkeepError:
-    return kind(message, remedy, **details)
+def _rebuild(
+    kind: type[SandkeepError], message: str, remedy: str, details: dict[str, Any], place: str
+) -> SandkeepError:
+    return kind(message, remedy, **details).at(place)
 
 
 class BadArgument(SandkeepError):
@@ -226,6 +241,40 @@ class HostRefused(SandkeepError):
 
 class Unsupported(SandkeepError):
     code = "UNSUPPORTED"
+
+
+_MEND = {
+    errno.EACCES: "check whose it is and its mode, or choose another place",
+    errno.EPERM: "check whose it is and its mode, or choose another place",
+    errno.EROFS: "choose a place that can be written",
+    errno.ENOENT: "choose a place that exists or can be made",
+    errno.ENOTDIR: "choose a folder",
+    errno.EISDIR: "name a file, not a folder",
+    errno.EEXIST: "choose a folder, or a place where nothing is",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ELOOP: "choose a place that no loop of links leads to",
+    errno.EIO: "check the disk",
+}
+
+
+def refused(error: OSError) -> SandkeepError:
+    """What this machine's system said, as one of ours."""
+    message = error.strerror or str(error) or type(error).__name__
+    place = ": ".join(str(path) for path in (error.filename, error.filename2) if path is not None)
+    if disk_full(error):
+        return StoreFull(message, "free some space; `sandkeep gc` and `sandkeep store gc` may help").at(place)
+    return HostRefused(message, _MEND.get(error.errno or 0, "`sandkeep doctor` says what works here")).at(place)
+
+
+@contextlib.contextmanager
+def system() -> Iterator[None]:
+    """Where files of this machine are touched: what its system refuses is raised as one of ours."""
+    try:
+        yield
+    except OSError as error:
+        if disk_full(error) or error.errno in _MEND:
+            raise refused(error) from error
+        raise
 
 
 def by_code(code: str) -> type[SandkeepError]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from sandkeep.checkpoints.records import Record
 from sandkeep.checkpoints.remote import RepositorySpec
 from sandkeep.checkpoints.retention import ForgetReport
 from sandkeep.checkpoints.unpack import Unpacked
-from sandkeep.errors import BadArgument, CheckpointNotFound, Corrupt
+from sandkeep.errors import BadArgument, CheckpointNotFound, Corrupt, system
 from sandkeep.model import CheckpointInfo, FileInfo, parse_size
 from sandkeep.store.gc import GcReport
 from sandkeep.store.repository import Repository
@@ -52,10 +53,15 @@ class Store:
     ) -> None:
         if url is not None and not isinstance(url, (str, Path)):
             raise BadArgument(f"a store is a folder or a URL, not {url!r}")
+        if "\0" in str(url):
+            raise BadArgument(f"{url!r} is not a store's place")
         where = Path(home or os.environ.get("SANDKEEP_HOME") or Path.home() / ".sandkeep").absolute()
         given = {"region": region, "endpoint": endpoint, "access_key": access_key, "secret_key": secret_key}
         options = {key: value for key, value in given.items() if value is not None}
         self.spec = RepositorySpec(_whole(url if url is not None else where / "store"), where / "cache", options)
+        for folder in (where, where / "cache", *([where / "store"] if url is None and create else [])):
+            with contextlib.suppress(OSError):  # who needs it says why it can't be had
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.repo: Repository = self.spec.open(create)
 
     def close(self) -> None:
@@ -107,9 +113,7 @@ class Store:
             return self._latest()
         if not checkpoint.startswith("ck_"):
             if checkpoint not in (known := names.read_names(self.repo)):
-                raise CheckpointNotFound(
-                    f"no checkpoint is named {checkpoint!r}", f"names here: {', '.join(known) or 'none'}"
-                )
+                raise CheckpointNotFound(f"no checkpoint is named {checkpoint!r}", _names(known))
             return known[checkpoint]
         fits: list[str] = []
         for found in self.repo.list_records(records.KIND, after=checkpoint):
@@ -118,7 +122,8 @@ class Store:
             fits.append(found)
         if len(fits) != 1:
             what = "several checkpoints begin" if fits else "no checkpoint begins"
-            raise CheckpointNotFound(f"{what} with {checkpoint}", "give more of the id")
+            remedy = "give more of the id" if fits else "list the store's checkpoints"
+            raise CheckpointNotFound(f"{what} with {checkpoint}", remedy)
         return fits[0]
 
     def _latest(self) -> str:
@@ -145,8 +150,8 @@ class Store:
         names.move(self.repo, name, self.get(checkpoint).id)
 
     def unname(self, name: str) -> None:
-        if name not in names.read_names(self.repo):
-            raise CheckpointNotFound(f"no checkpoint is named {name!r}")
+        if name not in (known := names.read_names(self.repo)):
+            raise CheckpointNotFound(f"no checkpoint is named {name!r}", _names(known))
         names.move(self.repo, name, None)
 
     def names(self) -> dict[str, str]:
@@ -181,7 +186,10 @@ class Store:
     def extract(
         self, checkpoint: Checkpoint, to: str | Path, glob: str | None = None, progress: Progress | None = None
     ) -> Unpacked:
-        return extract(self.repo, self.resolve(checkpoint), Path(to), glob, progress)
+        if not isinstance(to, (str, Path)) or not str(to) or "\0" in str(to):
+            raise BadArgument(f"{to!r} is not a folder", "name one that does not exist yet")
+        with system():
+            return extract(self.repo, self.resolve(checkpoint), Path(to), glob, progress)
 
     def diff(self, a: Checkpoint, b: Checkpoint, times: bool = True) -> list[Change]:
         """What changed from `a` to `b`, sorted by path; `times=False` passes over what only was touched."""
@@ -250,6 +258,9 @@ class Store:
 
     def export(self, checkpoint: Checkpoint, to: BinaryIO | str | Path, progress: Progress | None = None) -> None:
         """One self-contained file."""
+        named = isinstance(to, (str, Path))
+        if not (named and str(to) and "\0" not in str(to)) and not hasattr(to, "write"):
+            raise BadArgument(f"{to!r} can't be written to", "give a path, or a file opened for writing bytes")
         found = self.resolve(checkpoint)
         if isinstance(to, (str, Path)):
             transfer.export_to_path(self.repo, found, Path(to), progress)
@@ -258,10 +269,21 @@ class Store:
 
     def import_(self, file: BinaryIO | str | Path, progress: Progress | None = None) -> str:
         """The id of the checkpoint in an exported file, now in this store."""
-        if not isinstance(file, (str, Path)):
-            return transfer.import_checkpoint(self.repo, file, progress)
-        with open(file, "rb") as opened:
-            return transfer.import_checkpoint(self.repo, opened, progress)
+        if isinstance(file, (str, Path)):
+            if "\0" in str(file):
+                raise BadArgument(f"{file!r} is not a path")
+            return transfer.import_from_path(self.repo, Path(file), progress)
+        if not hasattr(file, "read"):
+            raise BadArgument(
+                f"{file!r} is not an exported checkpoint", "give a path, or a file opened for reading bytes"
+            )
+        return transfer.import_checkpoint(self.repo, file, progress)
+
+
+def _names(known: dict[str, str]) -> str:
+    if known:
+        return f"names here: {', '.join(known)}"
+    return "there are no names here yet: `sandkeep checkpoint name NAME CHECKPOINT` gives one"
 
 
 def _whole(url: str | Path) -> str:

@@ -23,7 +23,7 @@ from sandkeep.checkpoints.merge import Progress
 from sandkeep.checkpoints.needs import needed
 from sandkeep.checkpoints.nodes import chunk_count
 from sandkeep.checkpoints.plan import MOST
-from sandkeep.errors import Corrupt, HostRefused, NotFound, StateConflict
+from sandkeep.errors import Corrupt, HostRefused, NotFound, StateConflict, StoreFull, disk_full, system
 from sandkeep.store.repository import Repository
 
 _MAGIC = b"SANDKEEP EXPORT 1\n"
@@ -60,22 +60,39 @@ def export_checkpoint(repo: Repository, checkpoint: str, to: BinaryIO, progress:
 
 
 def export_to_path(repo: Repository, checkpoint: str, path: Path, progress: Progress | None = None) -> None:
-    """The file appears whole, or not at all."""
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    """The file appears whole, or not at all; what is there and no ordinary file (a pipe, a device) is written to."""
+    with _named(path):
+        if path.exists() and not path.is_file() and not path.is_dir():
+            with open(path, "wb") as file:
+                export_checkpoint(repo, checkpoint, file, progress)
+            return
+        partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+        try:
+            with open(partial, "xb") as file:
+                export_checkpoint(repo, checkpoint, file, progress)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+        finally:
+            with contextlib.suppress(OSError):
+                partial.unlink()
+
+
+def import_from_path(repo: Repository, path: Path, progress: Progress | None = None) -> str:
+    with system(), open(path, "rb") as file:
+        return import_checkpoint(repo, file, progress)
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Errors about the path that the caller knows, not about the one beside it."""
     try:
-        with open(partial, "xb") as file:
-            export_checkpoint(repo, checkpoint, file, progress)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        yield
     except OSError as error:
-        raise HostRefused(
-            f"{path} can't be written: {error.strerror or error}",
-            "name a file in a folder that exists and may be written",
-        )
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink()
+        what = f"the export can't be written: {error.strerror or error}"
+        if disk_full(error):
+            raise StoreFull(what, "free some space, or name a file on another disk").at(path) from error
+        raise HostRefused(what, "name a file in a folder that exists and may be written").at(path) from error
 
 
 class _Told:

@@ -228,6 +228,7 @@ def cat(id: str, path: str, **where: Any) -> None:
         while piece := files.read(path, at, 1 << 20):
             sys.stdout.buffer.write(piece)
             at += len(piece)
+        sys.stdout.buffer.flush()
 
 
 @checkpoint.command()
@@ -244,12 +245,12 @@ def find(id: str, pattern: str, as_json: bool, **where: Any) -> None:
 
 @checkpoint.command()
 @click.argument("id")
-@click.argument("to", type=Path)
+@click.argument("to", metavar="FOLDER")
 @click.option("--glob", "pattern", help="Only what matches.")
 @store_options
 @json_option
 @guarded
-def extract(id: str, to: Path, pattern: str | None, as_json: bool, **where: Any) -> None:
+def extract(id: str, to: str, pattern: str | None, as_json: bool, **where: Any) -> None:
     """Write files of a checkpoint into a folder of this machine."""
     with opened(**where) as store, Watch("extracting", as_json) as watch:
         written = store.extract(id, to, pattern, watch.told)
@@ -354,11 +355,13 @@ def _say(report: ForgetReport) -> None:
 @checkpoint.command()
 @click.argument("name")
 @click.argument("id", required=False)
-@click.option("--remove", is_flag=True)
+@click.option("--remove", is_flag=True, help="Take the name away; the checkpoint stays.")
 @store_options
 @guarded
 def name(name: str, id: str | None, remove: bool, **where: Any) -> None:
-    """Give a checkpoint a movable name, or take the name away."""
+    """Give a checkpoint a movable name, or take the name away; without an id, show which one has it."""
+    if remove and id is not None:
+        raise click.UsageError("--remove takes a name and no checkpoint")
     with opened(**where) as store:
         if remove:
             store.unname(name)
@@ -370,13 +373,14 @@ def name(name: str, id: str | None, remove: bool, **where: Any) -> None:
 
 @checkpoint.command()
 @click.argument("id")
-@click.argument("to", type=click.Path(path_type=Path, allow_dash=True))
+@click.argument("to", metavar="FILE")
 @store_options
 @guarded
-def export(id: str, to: Path, **where: Any) -> None:
+def export(id: str, to: str, **where: Any) -> None:
     """Write a checkpoint as one self-contained file (- for standard output)."""
     with opened(**where) as store, Watch("exporting") as watch:
-        store.export(id, sys.stdout.buffer if str(to) == "-" else to, watch.told)
+        store.export(id, sys.stdout.buffer if to == "-" else to, watch.told)
+        sys.stdout.buffer.flush()
 
 
 @checkpoint.command("import")

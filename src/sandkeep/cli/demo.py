@@ -11,6 +11,8 @@ import click
 
 from sandkeep.cli.output import guarded
 from sandkeep.model import WORKSPACE
+from sandkeep.runtime.base import remove
+from sandkeep.runtime.elevate import elevated
 from sandkeep.sandbox import Sandbox
 from sandkeep.sandbox.home import Home
 from sandkeep.sandbox.sweeping import gc
@@ -36,10 +38,13 @@ def expect(truth: bool, what: str) -> None:
 @guarded
 def demo(runtime: str) -> None:
     """Run, snapshot, rewind, fork, checkpoint, kill and restore a sandbox, in a home of its own."""
-    with tempfile.TemporaryDirectory(prefix="sandkeep-demo-") as home:
+    home = tempfile.mkdtemp(prefix="sandkeep-demo-")
+    try:
         click.echo("Sandkeep demo: one sandbox, saved, rewound, forked, killed and brought back")
         _show(home, runtime)
         gc(Home(home), cache=True)
+    finally:
+        elevated(remove, home)  # an ordinary user's sandboxes leave files of subordinate ids
     click.echo("done: nothing was lost, nothing is left")
 
 

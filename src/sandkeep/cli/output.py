@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import json
 import sys
 from collections.abc import Callable, Iterable
@@ -20,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sandkeep.errors import BadArgument, Busy, Corrupt, HostRefused, NotFound, SandkeepError, StateConflict
+from sandkeep.errors import BadArgument, Busy, Corrupt, NotFound, SandkeepError, StateConflict, refused
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -34,16 +33,6 @@ CODES: list[tuple[type[SandkeepError], int]] = [
     (Corrupt, 5),
     (BadArgument, 2),
 ]
-_MEND = {
-    errno.EACCES: "check whose it is and its mode, or choose another place",
-    errno.EPERM: "check whose it is and its mode, or choose another place",
-    errno.EROFS: "choose a place that can be written",
-    errno.ENOSPC: "free some space; `sandkeep gc` and `sandkeep store gc` may help",
-    errno.EDQUOT: "free some space; `sandkeep gc` and `sandkeep store gc` may help",
-    errno.ENOENT: "choose a place that exists or can be made",
-    errno.ENOTDIR: "choose a folder",
-    errno.EEXIST: "choose a folder, or a place where nothing is",
-}
 _WHOLE = {"id", "time", "created", "taken", "saved", "modified", "size", "bytes"}
 _CUT = {"comment"}
 
@@ -69,17 +58,12 @@ def guarded(function: Callable[P, R]) -> Callable[P, R]:
     return inner
 
 
-def refused(error: OSError) -> HostRefused:
-    paths = [str(path) for path in (error.filename, error.filename2) if path is not None]
-    what = error.strerror or str(error) or type(error).__name__
-    return HostRefused(": ".join([what, *paths]), _MEND.get(error.errno or 0, "`sandkeep doctor` says what works here"))
-
-
 def _end(error: SandkeepError, as_json: bool) -> NoReturn:
     if as_json:
-        click.echo(json.dumps(error.as_dict()), err=True)
+        click.echo(json.dumps({**error.as_dict(), **({"place": error.place} if error.place else {})}), err=True)
     else:
-        click.echo(f"error: {printable(error.message)} [{error.code}]", err=True)
+        message = f"{error.message}: {error.place}" if error.place else error.message
+        click.echo(f"error: {printable(message)} [{error.code}]", err=True)
         if error.remedy:
             click.echo(f"   try: {printable(error.remedy)}", err=True)
     sys.exit(exit_code(error))

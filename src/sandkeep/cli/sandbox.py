@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,23 @@ from sandkeep.cli.terminal import attach
 from sandkeep.errors import BadArgument
 from sandkeep.model import Limits, Mount, SandboxInfo
 from sandkeep.sandbox import Sandbox
-from sandkeep.sandbox._sync.commands import run_fields
+from sandkeep.sandbox._sync.commands import MAX_OUTPUT, Collector, run_fields
 from sandkeep.sandbox.home import Home
 from sandkeep.sandbox.sweeping import gc as sweep
 
 ALL_OUTPUT = 1 << 62
-home_option = click.option("--home", type=Path, help="Where sandboxes live [default: $SANDKEEP_HOME or ~/.sandkeep].")
+
+
+def folder(text: str) -> Path:
+    """Not the one that is current, for lack of a name."""
+    if not text:
+        raise ValueError("no folder")
+    return Path(text)
+
+
+home_option = click.option(
+    "--home", type=folder, metavar="FOLDER", help="Where sandboxes live [default: $SANDKEEP_HOME or ~/.sandkeep]."
+)
 
 
 @click.group()
@@ -144,24 +157,43 @@ def exec(
     """Run a command in the shell session; ends with its exit code.
 
     One word is a command line for the shell: 'cd src && ls *.py'. Of several words each reaches the program as it is:
-    exec ID -- python3 -c 'print(1)'.
+    exec ID -- python3 -c 'print(1)'. Input that is no terminal is passed on as it comes.
     """
     sb = Sandbox.connect(id, home=home)
-    stdin = None if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read()
+    stdin = None if sys.stdin is None or sys.stdin.isatty() else Input(sys.stdin.fileno())
     line = command[0] if len(command) == 1 else shlex.join(command)
+    most = MAX_OUTPUT if as_json else ALL_OUTPUT
+    fields = run_fields(line, timeout=timeout, cwd=cwd, user=user, max_output=most)
     if not as_json:
-        fields = run_fields(line, timeout=timeout, cwd=cwd, user=user, max_output=ALL_OUTPUT)
         sys.exit(_through(sb, fields, stdin))
-    result = sb.commands.run(line, timeout=timeout, cwd=cwd, user=user, stdin=stdin or None)
+    collected = Collector(None, None)
+    with sb.commands._link.stream("run", fields, body=stdin, timeout=None) as events:
+        for kind, data in events:
+            collected.take(kind, data)
+        result = collected.result(events.result)
     shown = ("stdout", "stderr", "exit_code", "duration_ms", "error_class", "truncated")
     show({name: getattr(result, name) for name in shown}, True)
     sys.exit(result.exit_code)
 
 
-def _through(sb: Sandbox, fields: dict[str, Any], stdin: bytes | None) -> int:
+class Input:
+    """A descriptor's bytes as they come: the command starts at once, and ends without waiting for more."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def __iter__(self) -> Iterator[bytes]:
+        while data := os.read(self._descriptor, 64 << 10):
+            yield data
+
+
+def _through(sb: Sandbox, fields: dict[str, Any], stdin: Input | None) -> int:
     """Every byte as it comes, however many there are; the exit code."""
     streams = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
-    with sb.commands._link.stream("run", fields, body=[stdin] if stdin else None, timeout=None) as events:
+    with sb.commands._link.stream("run", fields, body=stdin, timeout=None) as events:
         for kind, data in events:
             if kind in streams:
                 streams[kind].write(data)

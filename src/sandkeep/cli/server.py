@@ -28,7 +28,7 @@ database_option = click.option("--database", metavar="URL", help="postgresql://â
 
 @click.command()
 @click.option("--host", help="Address to listen on [default: 127.0.0.1].")
-@click.option("--port", type=int, help="0 picks a free one [default: 8700].")
+@click.option("--port", type=click.IntRange(0, 65535), help="0 picks a free one [default: 8700].")
 @database_option
 @click.option(
     "--store", metavar="URL", help="Folder or s3://bucket/prefix for checkpoints [default: in the home folder]."

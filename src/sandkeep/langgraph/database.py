@@ -77,7 +77,7 @@ class Database:
         path = Path(where)
         self.path = path if path.suffix in (".sqlite", ".db") else path / FILE_NAME
         self._guard = threading.RLock()
-        with typed_errors(self.path), files.typed_errors(f"open {self.path}"):
+        with typed_errors(self.path), files.typed_errors("open the file", self.path):
             files.make_folder(self.path.parent)
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             files.sync_folder(self.path.parent)

@@ -25,6 +25,8 @@ from sandkeep.errors import BadArgument
 from sandkeep.runtime import skeleton
 from sandkeep.runtime.elevate import elevated, id_map
 
+_NEITHER = "neither /usr nor /bin is in it"
+
 
 @dataclass(frozen=True)
 class Base:
@@ -45,6 +47,8 @@ def resolve(spec: str, home: Path) -> Base:
         return Base("host", spec, root, True, f"host-{version}")
     path = Path(spec).expanduser().absolute()
     if path.is_dir():
+        if not _is_root(path):
+            raise BadArgument(f"base {spec!r} holds no root filesystem: {_NEITHER}", "name the folder that is to be /")
         return Base("dir", spec, path, False, f"dir-{_folder_print(path)}")
     if path.is_file():
         digest = _digest(path)
@@ -52,15 +56,22 @@ def resolve(spec: str, home: Path) -> Base:
     raise BadArgument(f"base {spec!r} does not exist", "use 'host', a folder or a tar file")
 
 
+def _is_root(folder: Path) -> bool:
+    return any((folder / name).is_dir() for name in ("usr", "bin"))
+
+
 def _once(home: Path, name: str, build: Callable[..., None], *arguments: str) -> Path:
     done = home / "bases" / name
-    if done.is_dir():
+    if _is_root(done):
         return done
-    done.parent.mkdir(parents=True, exist_ok=True)
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    done.parent.mkdir(exist_ok=True)
     with _locked(done.parent):
-        if not done.is_dir():
+        if not _is_root(done):
             making = tempfile.mkdtemp(prefix=".making-", dir=done.parent)
             try:
+                if done.exists():  # what a removal of the home left that was not allowed everything
+                    elevated(remove, str(done))
                 elevated(build, making, *arguments)
                 os.rename(making, done)
             except BaseException:
@@ -97,8 +108,8 @@ def _unpack(into: str, archive: str) -> None:
             tar.extractall(into, filter=_safe)
     except (tarfile.TarError, EOFError, zstandard.ZstdError, KeyError, OSError) as error:
         raise BadArgument(f"base {archive!r} can't be unpacked: {error}", "give a whole tar of a root filesystem")
-    if not os.path.isdir(os.path.join(into, "usr")) and not os.path.isdir(os.path.join(into, "bin")):
-        raise BadArgument(f"base {archive!r} holds no root filesystem: neither /usr nor /bin is in it")
+    if not _is_root(Path(into)):
+        raise BadArgument(f"base {archive!r} holds no root filesystem: {_NEITHER}")
     os.chmod(into, 0o755)
 
 

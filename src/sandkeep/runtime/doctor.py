@@ -71,7 +71,7 @@ def probe(name: str, home: Path) -> Probe:
         why = f"release {found.version} refuses calls that coreutils make: `ls` and `stat` fail inside"
         found.problems.append(Problem("runsc is too old", why, driver.install))
         return found
-    home.mkdir(parents=True, exist_ok=True)
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder = Path(tempfile.mkdtemp(prefix=".probe-", dir=home))
     try:
         _try(found, driver, folder, resolve("host", home))
@@ -163,7 +163,7 @@ def _release(version: str) -> int:
 
 def host(home: Path) -> Host:
     """What the host gives, whichever runtime is used."""
-    home.mkdir(parents=True, exist_ok=True)
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
     problems: list[Problem] = []
     folder = Path(tempfile.mkdtemp(prefix=".probe-", dir=home))
     try:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sandkeep.errors import RuntimeFailed, RuntimeMissing, Unsupported
+from sandkeep.errors import RuntimeFailed, RuntimeMissing, StoreFull, Unsupported, disk_full, refused
 from sandkeep.model import Limits
 from sandkeep.runtime import cgroup, kernel, overlay, process, spec
 from sandkeep.runtime.elevate import elevated, id_map, is_root
@@ -27,6 +27,7 @@ Name = Literal["runc", "crun", "runsc"]
 
 _PATIENCE = 120.0
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_ROOM = 64 << 10  # with less on the disk, a runtime that fails has failed for that
 # A shell that joins the groups it is given and then becomes the runtime. The groups are named from the cwd, which still
 # shows them when something else is mounted there.
 _GROUPS = "/sys/fs/cgroup"
@@ -307,7 +308,12 @@ def _launch(driver: Driver, plan: Plan, image: list[str]) -> None:
     try:
         kernel.in_thread(launch)
     except OSError as error:
-        raise RuntimeFailed(f"sandbox {plan.id} could not be started: {error}", "run `sandkeep doctor`") from error
+        if disk_full(error):
+            raise refused(error) from error
+        why, place = error.strerror or str(error), error.filename or ""
+        raise RuntimeFailed(f"sandbox {plan.id} could not be started: {why}", "run `sandkeep doctor`").at(
+            place
+        ) from error
 
 
 def _run(argv: list[str], dir: str) -> None:
@@ -324,8 +330,16 @@ def _run(argv: list[str], dir: str) -> None:
         code = child.wait()
     if not ended:
         raise RuntimeFailed(f"the runtime did not answer in {_PATIENCE:.0f} s: {tail(Path(dir), before)}")
+    if code and _full(dir):
+        raise StoreFull("no space is left to start the sandbox", "free some space; `sandkeep gc` may help").at(dir)
     if code:
         raise RuntimeFailed(f"the runtime said no ({code}): {tail(Path(dir), before)}", "run `sandkeep doctor`")
+
+
+def _full(dir: str) -> bool:
+    """A runtime that can't write its files says all kinds of things."""
+    found = os.statvfs(dir)
+    return found.f_bavail * found.f_frsize < _ROOM
 
 
 def tail(dir: Path, since: int = 0) -> str:

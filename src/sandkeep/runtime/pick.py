@@ -1,4 +1,5 @@
-"""Choosing a runtime. A verdict is kept in home/runtimes.json until the binary, the kernel or the user changes."""
+"""Choosing a runtime. A good verdict is kept in home/runtimes.json until the binary, the kernel or the user changes; a bad one only
+saves a probe while another runtime is healthy, since what was in the way then (a full disk) may be gone."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def pick(name: str, home: Path) -> Driver:
         DRIVERS[name].path()
         return DRIVERS[name]
     known = _read(home)
-    why = []
+    why, doubtful = [], []
     for driver in _FASTEST_FIRST:
         try:
             key = _key(driver)
@@ -30,9 +31,17 @@ def pick(name: str, home: Path) -> Driver:
             continue
         if known.get(driver.name, {}).get("key") != key:
             known[driver.name] = remember(probe(driver.name, home), home)
+            if not known[driver.name]["healthy"]:
+                why.append(f"{driver.name}: {known[driver.name]['why']}")
+        elif not known[driver.name]["healthy"]:
+            doubtful.append(driver)
         if known[driver.name]["healthy"]:
             return driver
-        why.append(f"{driver.name}: {known[driver.name]['why']}")
+    for driver in doubtful:
+        found = remember(probe(driver.name, home), home)
+        if found["healthy"]:
+            return driver
+        why.append(f"{driver.name}: {found['why']}")
     raise RuntimeFailed(
         f"no runtime works here: {'; '.join(why)}", "run `sandkeep doctor`; `apt-get install runc` is the least"
     )
@@ -45,7 +54,7 @@ def remember(found: Probe, home: Path) -> dict[str, str | bool]:
         "healthy": found.healthy,
         "why": "; ".join(problem.why for problem in found.problems),
     }
-    home.mkdir(parents=True, exist_ok=True)
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
     fresh = home / f".runtimes.{os.getpid()}"
     fresh.write_text(json.dumps({**_read(home), found.name: entry}))
     fresh.rename(home / "runtimes.json")

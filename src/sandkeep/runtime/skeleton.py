@@ -186,13 +186,18 @@ def build(into: str, ids: str) -> None:
 
 def _open_usr(source: Path, target: Path, depth: int) -> None:
     """Folders of the host's /usr again, owned by root inside: an ordinary user can then add to them and delete in them."""
-    for entry in os.scandir(source):
+    for entry in _entries(source):
         if entry.is_dir(follow_symlinks=False) and os.access(entry.path, os.R_OK | os.X_OK):
             made = target / entry.name
             made.mkdir()
             made.chmod(entry.stat(follow_symlinks=False).st_mode & 0o0777)
             if depth > 1:
                 _open_usr(Path(entry.path), made, depth - 1)
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as found:
+        return list(found)
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -203,7 +208,7 @@ def _copy(source: Path, target: Path) -> None:
         target.symlink_to(os.readlink(source))
     elif source.is_dir():
         target.mkdir(exist_ok=True)
-        for entry in os.scandir(source):
+        for entry in _entries(source):
             _copy(Path(entry.path), target / entry.name)
     elif source.is_file() and source.stat().st_mode & 0o004:
         shutil.copyfile(source, target)

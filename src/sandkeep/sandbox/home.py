@@ -30,6 +30,8 @@ class Home:
     def __init__(self, path: str | Path | None = None) -> None:
         if path is not None and not isinstance(path, (str, os.PathLike)):
             raise BadArgument(f"a home is a folder, not {path!r}")
+        if path is not None and (not os.fspath(path) or "\0" in os.fspath(path)):
+            raise BadArgument(f"{path!r} names no folder", "leave it out for ~/.sandkeep")
         self.path = Path(path).absolute() if path is not None else default_home()
         self.layers = Layers(self.path)
         self.trash = self.path / "trash"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from sandkeep.errors import BadArgument, FloorNotReached
 from sandkeep.model import RestoreReport
@@ -24,6 +25,22 @@ def check(saved: Saved, require: str) -> None:
     if require == "memory" and saved.image is None:
         raise FloorNotReached(
             "the checkpoint holds no memory image", "take it with memory=True on runtime runsc, or require less"
+        )
+    if saved.image is None:
+        check_processes(saved.processes, require)
+
+
+def check_snapshot(processes: list[dict[str, Any]], require: str) -> None:
+    check_level(require)
+    if require == "memory":
+        raise FloorNotReached("a snapshot holds no memory", "take a checkpoint with memory=True on runtime runsc")
+    check_processes(processes, require)
+
+
+def check_processes(recorded: list[dict[str, Any]], require: str) -> None:
+    if require == "relaunched" and (never := relaunching.never_again(recorded)):
+        raise FloorNotReached(
+            f"not to be started again: {', '.join(never)}", "require='files' restores without what ran in a terminal"
         )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
-from sandkeep.errors import BadArgument, LimitUnsupported, NotFound, SandkeepError, disk_full
+from sandkeep.errors import BadArgument, LimitUnsupported, NotFound, SandkeepError, disk_full, system
 from sandkeep.model import Limits, Mount, RestoreReport, SandboxInfo, State, check_metadata
 from sandkeep.runtime.driver import Driver
 from sandkeep.runtime.pick import pick
@@ -149,7 +149,8 @@ def fork(machine: Machine, count: int, secrets: dict[str, str] | None = None) ->
 
         def one(child: Record) -> Machine | SandkeepError:
             try:
-                made = begin(machine.home, child, dict(taken.session), held)
+                with system():
+                    made = begin(machine.home, child, dict(taken.session), held)
             except SandkeepError as error:
                 return error
             made.report = without_processes(taken.processes)

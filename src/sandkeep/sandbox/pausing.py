@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from sandkeep.checkpoints.records import check_words
-from sandkeep.errors import SandkeepError
+from sandkeep.errors import SandkeepError, system
 from sandkeep.model import CheckpointInfo, RestoreReport, State
 from sandkeep.sandbox import journal, keeping, ladder, lifecycle, memory, saving
 from sandkeep.sandbox.home import Home, boot
@@ -137,7 +137,7 @@ def _resume(machine: Machine, record: Record, secrets: dict[str, str], require: 
             report = _from_files(machine, record, saved, secrets, why, require)
         report = without_secrets(report, record.paused.get("secrets", []), secrets)
         step("resume: started")
-    except SandkeepError:
+    except (SandkeepError, OSError):
         machine.stop(record)
         journal.done(machine.folder)
         raise
@@ -197,6 +197,7 @@ def _live_copy(
         memory.start(twin, child, about, memory.folder(machine), secrets)
 
     try:
-        return lifecycle.begin(machine.home, child, {"workflow": taken.session["workflow"]}, secrets, start=start)
+        with system():
+            return lifecycle.begin(machine.home, child, {"workflow": taken.session["workflow"]}, secrets, start=start)
     except SandkeepError as error:
         return error

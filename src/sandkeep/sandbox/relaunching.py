@@ -39,6 +39,11 @@ def report(
     return RestoreReport("relaunched" if started else "files", started, lost, why)
 
 
+def never_again(recorded: list[dict[str, Any]]) -> list[str]:
+    """What ran and is never started again."""
+    return [process["code"] for process in recorded if process["exit_code"] is None and not _repeatable(process)]
+
+
 def _repeatable(process: dict[str, Any]) -> bool:
     """A service may be started again; a terminal's or a one-off execution's work must not be done twice."""
     return bool(process["background"]) and not process["pty"] and process["tag"] != ONE_OFF

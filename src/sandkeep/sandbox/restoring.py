@@ -7,7 +7,7 @@ from typing import Any
 
 from sandkeep.errors import FloorNotReached
 from sandkeep.model import RestoreReport, State
-from sandkeep.sandbox import journal, memory, relaunching
+from sandkeep.sandbox import journal, ladder, memory, relaunching
 from sandkeep.sandbox.journal import step
 from sandkeep.sandbox.machine import Machine, fresh_seed
 from sandkeep.sandbox.record import Record
@@ -16,12 +16,16 @@ from sandkeep.sandbox.sweeping import sweep_trash
 from sandkeep.workflow import BoundState
 
 
-def restore_snapshot(machine: Machine, id: str, *, relaunch: bool = False) -> RestoreReport:
+def restore_snapshot(machine: Machine, id: str, require: str = "files", *, relaunch: bool = False) -> RestoreReport:
     """Back to a snapshot of this sandbox. Processes are ended; with `relaunch` the recorded background ones start again."""
     with machine.held() as record:
         saved = load_snapshot(machine, id)
+        ladder.check_snapshot(saved["processes"], require)
         became = become(machine, record, saved["layers"], saved["session"])
-        return relaunching.report(machine, saved["processes"], relaunch=relaunch, ended=became.ended)
+        relaunch = relaunch or require == "relaunched"
+        report = relaunching.report(machine, saved["processes"], relaunch=relaunch, ended=became.ended)
+        ladder.enforce(report, require)
+        return report
 
 
 @dataclass

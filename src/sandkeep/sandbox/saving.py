@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import time
 from collections.abc import Iterator
@@ -27,6 +28,8 @@ from sandkeep.sandbox.journal import step
 from sandkeep.sandbox.machine import Machine
 from sandkeep.sandbox.record import Record
 from sandkeep.workflow import BoundState
+
+_ID = re.compile(r"sn_[0-9a-f]{12}")
 
 
 @dataclass
@@ -201,6 +204,6 @@ def delete_snapshot(machine: Machine, id: str) -> None:
 
 
 def _plain(id: str) -> str:
-    if not isinstance(id, str) or "/" in id or not id.startswith("sn_"):
+    if not isinstance(id, str) or not _ID.fullmatch(id):
         raise SnapshotNotFound(f"{id!r} is not a snapshot's id", "ids look like sn_0123456789ab")
     return id

@@ -67,6 +67,10 @@ def status_of(error: SandkeepError) -> int:
 
 
 def answer(error: SandkeepError) -> JSONResponse:
+    if isinstance(error, e.HostRefused):
+        error = unexpected(error)
+    elif error.place:
+        _log.warning("%s: %s", error.code, error)
     headers = {}
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"

@@ -80,9 +80,9 @@ class Database:
                     command.upgrade(config, "head")
                 except CommandError as error:
                     raise Unsupported(
-                        f"the database {self.name} was made by another version of Sandkeep: {error}",
+                        f"the database was made by another version of Sandkeep: {error}",
                         "run the newest version that has used it",
-                    ) from error
+                    ).at(self.name) from error
         return self
 
     def close(self) -> None:
@@ -120,12 +120,12 @@ class Database:
             return
         path = Path(self._url.database or "")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise DatabaseUnreachable(
-                f"can't open the database {path}: {error.strerror}", "check its folder's owner and space"
-            ) from error
+                f"the database can't be opened: {error.strerror}", "check its folder's owner and space"
+            ).at(path) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not path.exists():
@@ -144,15 +144,16 @@ class Database:
         except IntegrityError:
             raise
         except PoolTimeout as error:
-            raise DatabaseUnreachable(f"no free connection to {self.name} in {_WAIT:g} s", "try again") from error
+            raise DatabaseUnreachable(f"no free connection to the database in {_WAIT:g} s", "try again").at(
+                self.name
+            ) from error
         except DBAPIError as error:
             said = str(error.orig).strip().partition("\n")[0]
             if error.connection_invalidated or isinstance(error, (OperationalError, InterfaceError)):
                 raise DatabaseUnreachable(
-                    f"the database {self.name} does not answer: {said}",
-                    "see that it runs and has space, then try again",
-                ) from error
-            raise DatabaseFailed(f"the database {self.name} refused: {said}") from error
+                    "the database does not answer", "see that it runs and has space, then try again"
+                ).at(f"{self.name}: {said}") from error
+            raise DatabaseFailed("the database refused").at(f"{self.name}: {said}") from error
 
 
 def _parse(url: str) -> URL:

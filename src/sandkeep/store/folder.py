@@ -10,28 +10,30 @@ from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
 
-from sandkeep.errors import Corrupt, NotFound, StoreDenied, StoreError, StoreFull
+from sandkeep.errors import Corrupt, NotFound, StoreDenied, StoreError, StoreFull, StoreMissing
 from sandkeep.store.objects import check_name, check_prefix
 
 TEMP = "tmp"  # what a crash leaves here is listed like any object, and gc removes it
 
 
 @contextmanager
-def _typed(what: str) -> Iterator[None]:
+def _typed(what: str, place: Path) -> Iterator[None]:
     try:
         yield
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         raise
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StoreFull(
-                f"no space left while it wanted to {what}", "free some disk space, or forget checkpoints and run gc"
+            raise StoreFull(f"no space left to {what}", "free some disk space, or forget checkpoints and run gc").at(
+                place
             ) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise StoreDenied(
                 f"not allowed to {what}: {os.strerror(error.errno)}", "check the folder's owner and mode"
-            ) from error
-        raise StoreError(f"could not {what}: {error.strerror}", "check the disk under the store's folder") from error
+            ).at(place) from error
+        raise StoreError(f"could not {what}: {error.strerror}", "check the disk under the store's folder").at(
+            place
+        ) from error
 
 
 class Folder:
@@ -43,12 +45,13 @@ class Folder:
     def put(self, name: str, *data: bytes | bytearray | memoryview, soon: bool = True) -> None:
         target = self.root / check_name(name)
         temp = self.root / TEMP / secrets.token_hex(12)
-        with _typed(f"write {target}"):
+        with _typed("write an object", target):
             try:
                 self._write(temp, data, soon)
             except FileNotFoundError:
-                _make(temp.parent)
-                self._write(temp, data, soon)
+                self._begin(temp, data, soon)
+            except NotADirectoryError as error:
+                raise self._no_folder(error) from error
             try:
                 self._place(temp, target)
             except OSError:
@@ -58,6 +61,18 @@ class Folder:
                 _sync(target.parent)
             except FileNotFoundError:
                 pass  # somebody has already deleted the object, and its folder
+
+    def _begin(self, temp: Path, data: tuple[bytes | bytearray | memoryview, ...], soon: bool) -> None:
+        try:
+            _make(temp.parent)
+            self._write(temp, data, soon)
+        except (FileNotFoundError, FileExistsError, NotADirectoryError) as error:
+            raise self._no_folder(error) from error
+
+    def _no_folder(self, error: OSError) -> StoreMissing:
+        return StoreMissing(
+            f"the store's folder is none, and can't be made one: {error.strerror}", "choose another folder"
+        ).at(self.url)
 
     @staticmethod
     def _place(temp: Path, target: Path) -> None:
@@ -88,7 +103,7 @@ class Folder:
 
     def get(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         path = self.root / check_name(name)
-        with _typed(f"read {path}"):
+        with _typed("read an object", path):
             try:
                 handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 try:
@@ -106,7 +121,7 @@ class Folder:
         return data
 
     def list(self, prefix: str, after: str = "") -> Iterator[tuple[str, int, float]]:
-        with _typed(f"list {self.root / check_prefix(prefix)}"):
+        with _typed("list objects", self.root / check_prefix(prefix)):
             yield from self._list(prefix, after)
 
     def _list(self, prefix: str, after: str) -> Iterator[tuple[str, int, float]]:
@@ -134,7 +149,7 @@ class Folder:
 
     def delete(self, names: Iterable[str]) -> None:
         for name in names:
-            with _typed(f"delete {self.root / check_name(name)}"):
+            with _typed("delete an object", self.root / check_name(name)):
                 try:
                     os.unlink(self.root / name)
                 except (FileNotFoundError, NotADirectoryError):
@@ -151,7 +166,7 @@ class Folder:
             folder = os.path.dirname(folder)
 
     def newest(self, prefix: str) -> Iterator[str]:
-        with _typed(f"list {self.root / check_prefix(prefix)}"):
+        with _typed("list objects", self.root / check_prefix(prefix)):
             yield from self._newest(prefix)
 
     def _newest(self, prefix: str) -> Iterator[str]:
@@ -166,7 +181,7 @@ class Folder:
                 yield prefix + name
 
     def size(self, name: str) -> int | None:
-        with _typed(f"look at {self.root / check_name(name)}"):
+        with _typed("look at an object", self.root / check_name(name)):
             try:
                 return os.stat(self.root / name).st_size
             except (FileNotFoundError, NotADirectoryError):

@@ -60,13 +60,13 @@ class BoundState:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        with files.typed_errors(f"save workflow state in {self.path}"):
+        with files.typed_errors("save workflow state", self.path):
             files.make_folder(self.path.parent)
             with files.locked(self.path.with_name(f".{self.path.name}.lock")):
                 yield
 
     def _read(self) -> WorkflowState:
-        with files.typed_errors(f"read workflow state from {self.path}"):
+        with files.typed_errors("read workflow state", self.path):
             try:
                 data = files.read_file(self.path)
             except FileNotFoundError:

@@ -28,16 +28,16 @@ _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 @contextlib.contextmanager
-def typed_errors(what: str) -> Iterator[None]:
+def typed_errors(what: str, place: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         message = f"can't {what}: {error.strerror or error}"
         if error.errno in _FULL:
-            raise StoreFull(message, "free some space; everything saved before is intact") from error
+            raise StoreFull(message, "free some space; everything saved before is intact").at(place) from error
         if error.errno in _DENIED:
-            raise StoreDenied(message, "check the owner and mode of the folder") from error
-        raise StoreError(message) from error
+            raise StoreDenied(message, "check the owner and mode of the folder").at(place) from error
+        raise StoreError(message).at(place) from error
 
 
 def make_folder(folder: Path) -> None:

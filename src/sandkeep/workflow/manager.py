@@ -104,7 +104,7 @@ class StateManager:
         if type(reason) is not str:
             raise BadArgument(f"reason must be a text, not {reason!r}")
         plain(reason, "reason")
-        with self._guard, files.typed_errors(f"save a checkpoint in {self.directory}"):
+        with self._guard, files.typed_errors("save a checkpoint", self.directory):
             files.make_folder(self.directory)
             with files.locked(self._lock_path):
                 made = self._write(reason)
@@ -114,12 +114,12 @@ class StateManager:
 
     def checkpoints(self) -> list[WorkflowCheckpoint]:
         """Newest first. What can't be read is passed over and noted in `problems`."""
-        with self._guard, files.typed_errors(f"list the checkpoints in {self.directory}"):
+        with self._guard, files.typed_errors("list the checkpoints", self.directory):
             return list(self._readable())
 
     def load(self, id: str = "latest") -> WorkflowCheckpoint:
         """Make the variables what the checkpoint says. A corrupt newest one is passed over; a newer format is not."""
-        with self._guard, files.typed_errors(f"load a checkpoint from {self.directory}"):
+        with self._guard, files.typed_errors("load a checkpoint", self.directory):
             found, variables = self._latest() if id == "latest" else self._exactly(id)
             self._state = WorkflowState(variables)
             self._parent = found.id

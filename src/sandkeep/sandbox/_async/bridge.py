@@ -6,12 +6,15 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from sandkeep.errors import system
+
 T = TypeVar("T")
 
 
 async def blocking(function: Callable[..., T], *args: Any, **options: Any) -> T:
-    """Run a blocking function without stopping the loop."""
-    return await asyncio.to_thread(function, *args, **options)
+    """Run a blocking function without stopping the loop; what the system refuses it is one of our errors."""
+    with system():
+        return await asyncio.to_thread(function, *args, **options)
 
 
 def begin_now(_sandbox: Any) -> None:

@@ -10,7 +10,7 @@ from sandkeep.checkpoints.merge import Progress
 from sandkeep.errors import BadArgument, SandkeepError, Unsupported
 from sandkeep.model import CheckpointInfo, Limits, Mount, RestoreReport, SandboxInfo, SnapshotInfo
 from sandkeep.runtime.link import AsyncLink
-from sandkeep.sandbox import beginning, carrying, keeping, lifecycle, pausing, restoring, saving
+from sandkeep.sandbox import beginning, carrying, keeping, ladder, lifecycle, pausing, restoring, saving
 from sandkeep.sandbox import persistence as persisting
 from sandkeep.sandbox._async.bridge import begin_now, blocking
 from sandkeep.sandbox._async.commands import AsyncCommands
@@ -67,6 +67,7 @@ class AsyncSandbox:
             raise Unsupported(
                 "egress by rules needs a server, which stands outside", "use sandkeep.connect(…), or network='host'"
             )
+        ladder.check_level(require)
         self._home = Home(home)
         self._machine: Machine | None = None
         self._require = require
@@ -259,7 +260,7 @@ class AsyncSandbox:
         id = id_of(to)
         await self._link.close()
         if id.startswith("sn_"):
-            self.restore_report = await blocking(restoring.restore_snapshot, self._held, id, relaunch=keep)
+            self.restore_report = await blocking(restoring.restore_snapshot, self._held, id, require, relaunch=keep)
         else:
             self.restore_report = await blocking(
                 keeping.restore, self._held, id, require, relaunch=keep, progress=progress

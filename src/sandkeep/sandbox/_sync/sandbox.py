@@ -11,7 +11,7 @@ from sandkeep.checkpoints.merge import Progress
 from sandkeep.errors import BadArgument, SandkeepError, Unsupported
 from sandkeep.model import CheckpointInfo, Limits, Mount, RestoreReport, SandboxInfo, SnapshotInfo
 from sandkeep.runtime.link import Link
-from sandkeep.sandbox import beginning, carrying, keeping, lifecycle, pausing, restoring, saving
+from sandkeep.sandbox import beginning, carrying, keeping, ladder, lifecycle, pausing, restoring, saving
 from sandkeep.sandbox import persistence as persisting
 from sandkeep.sandbox._sync.bridge import begin_now, blocking
 from sandkeep.sandbox._sync.commands import Commands
@@ -68,6 +68,7 @@ class Sandbox:
             raise Unsupported(
                 "egress by rules needs a server, which stands outside", "use sandkeep.connect(…), or network='host'"
             )
+        ladder.check_level(require)
         self._home = Home(home)
         self._machine: Machine | None = None
         self._require = require
@@ -256,7 +257,7 @@ class Sandbox:
         id = id_of(to)
         self._link.close()
         if id.startswith("sn_"):
-            self.restore_report = blocking(restoring.restore_snapshot, self._held, id, relaunch=keep)
+            self.restore_report = blocking(restoring.restore_snapshot, self._held, id, require, relaunch=keep)
         else:
             self.restore_report = blocking(keeping.restore, self._held, id, require, relaunch=keep, progress=progress)
         return self.restore_report

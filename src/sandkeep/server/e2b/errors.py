@@ -56,7 +56,7 @@ def rpc_code(error: SandkeepError) -> str:
 
 
 def rpc_error(error: SandkeepError) -> dict[str, Any]:
-    return {"code": rpc_code(error), "message": str(error)}
+    return {"code": rpc_code(error), "message": error.told()}
 
 
 def gone(error: Gone) -> Response:
@@ -73,10 +73,10 @@ def plain_error(error: SandkeepError) -> Response:
     if isinstance(error, Gone):
         return gone(error)
     if isinstance(error, e.FileError) and error.details.get("errno") in NO_SPACE:
-        return plain(507, str(error))
+        return plain(507, error.told())
     status = HTTP_OF[error.rpc] if isinstance(error, RpcError) else status_of(error)
     wait = error.details.get("retry_after")
-    return plain(status, str(error), {"Retry-After": str(wait)} if wait else None)
+    return plain(status, error.told(), {"Retry-After": str(wait)} if wait else None)
 
 
 def known(error: Exception) -> SandkeepError:

@@ -104,7 +104,7 @@ class Conversation:
             await self.services.pause(None, stage.id)
         except SandkeepError as error:
             stage.state = "RUNNING"
-            await self.client.refuse(Status.CHECKPOINT_ERROR, f"{failed} {error}")
+            await self.client.refuse(Status.CHECKPOINT_ERROR, f"{failed} {error.told()}")
             await self.client.close(Close.FATAL)
             return
         self._gone(stage)
@@ -126,7 +126,7 @@ class Conversation:
             await executing.remove(self.services, stage.id)
         except SandkeepError as error:
             stage.state = before
-            await self.client.refuse(Status.KILL_ERROR, f"{failed} {error}")
+            await self.client.refuse(Status.KILL_ERROR, f"{failed} {error.told()}")
             return
         self._gone(stage)
         await self.client.tell(Status.DELETING, *stage.unlocking, Status.DELETED, Status.KILLED)
@@ -147,7 +147,7 @@ class Conversation:
                 raise SandkeepError(f"the sandbox is {stage.state}")
             await self._save(stage, name)
         except SandkeepError as error:
-            why = f"Failed to snapshot the filesystem of sandbox ID: {stage.id}. {error}"
+            why = f"Failed to snapshot the filesystem of sandbox ID: {stage.id}. {error.told()}"
             await self.client.refuse(Status.FILESYSTEM_SNAPSHOT_ERROR, why)
             return
         await self.client.tell(Status.FILESYSTEM_SNAPSHOT_CREATED)

@@ -30,7 +30,7 @@ async def execute(hall: Hall, stage: Stage, client: Client, asked: Execute) -> N
             await execution.start(asked.language, asked.code)
         except SandkeepError as error:
             stage.execution = before
-            await client.refuse(Status.EXECUTION_ERROR, str(error))
+            await client.refuse(Status.EXECUTION_ERROR, error.told())
             return
         if await client.tell(Status.EXECUTION_RUNNING):
             deliver(stage, client, execution)
@@ -69,7 +69,7 @@ async def kill(hall: Hall, stage: Stage, client: Client) -> None:
         async with execution.killing():
             await client.tell(Status.EXECUTION_FORCE_KILLED)
     except SandkeepError as error:
-        await client.refuse(Status.EXECUTION_FORCE_KILL_ERROR, str(error))
+        await client.refuse(Status.EXECUTION_FORCE_KILL_ERROR, error.told())
 
 
 async def reconnect(hall: Hall, stage: Stage, client: Client, received: dict[str, int] | None) -> None:

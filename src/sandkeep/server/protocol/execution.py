@@ -17,6 +17,7 @@ from typing import Any
 
 from sandkeep.errors import ProcessNotFound, SandboxDead, SandkeepError
 from sandkeep.sandbox import AsyncProcess, AsyncSandbox
+from sandkeep.server.problems import unexpected
 from sandkeep.server.protocol.output import MOMENT, STREAMS, Output, Piece
 from sandkeep.server.services import Services
 from sandkeep.sessions import SessionState
@@ -152,7 +153,7 @@ class Execution:
         except (SandkeepError, OSError) as error:
             if not self._started.done():
                 self._started.set_exception(error)
-            self._end(str(error))
+            self._end(error.told() if isinstance(error, SandkeepError) else unexpected(error).told())
 
     async def _asked(self, sandbox: AsyncSandbox, language: str, code: str) -> dict[str, Any]:
         how = {"cwd": "/", "user": "root", "tag": TAG, "follow": True}

@@ -41,7 +41,7 @@ async def take_seat(hall: Hall, stage: Stage, client: Client) -> Stage | None:
             await _keep(stage, holder, error)
             raise
     except SandkeepError as error:
-        await client.refuse(Status.RESTORE_ERROR, f"Failed to restore sandbox ID: {stage.id}. {error}")
+        await client.refuse(Status.RESTORE_ERROR, f"Failed to restore sandbox ID: {stage.id}. {error.told()}")
         await client.close(Close.FATAL)
         return None
     stage.client, stage.state = client, "RUNNING"
@@ -103,7 +103,7 @@ def _begin(stage: Stage) -> Client:
 async def _keep(stage: Stage, holder: Client, error: SandkeepError) -> None:
     """It could not be saved: it stays where it is, and nobody is told otherwise."""
     stage.state = "RUNNING"
-    await holder.refuse(Status.CHECKPOINT_ERROR, f"Failed to checkpoint sandbox ID: {stage.id}. {error}")
+    await holder.refuse(Status.CHECKPOINT_ERROR, f"Failed to checkpoint sandbox ID: {stage.id}. {error.told()}")
     if stage.client is holder and stage.execution is not None and not stage.execution.delivered:
         executing.deliver(stage, holder, stage.execution)
 

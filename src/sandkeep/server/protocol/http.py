@@ -54,7 +54,7 @@ async def _run(services: Services, scope: Scope, language: str, code: str) -> As
         finally:
             await executing.remove(services, session.id)
     except SandkeepError as error:
-        yield f"\nServer error: {error}\n"
+        yield f"\nServer error: {error.told()}\n"
 
 
 @router.get("/list")
@@ -87,5 +87,5 @@ async def _done(work: Awaitable[Any], said: str) -> Any:
     except SandboxElsewhere:
         raise
     except SandkeepError as error:
-        return JSONResponse({"detail": str(error)}, 500)
+        return JSONResponse({"detail": error.told()}, 500)
     return {"status": said}

@@ -127,7 +127,7 @@ async def _enter(talk: Conversation, id: str, options: Options) -> Stage | None:
         await client.tell(Status.NOT_FOUND)
         await client.close(Close.REFUSED)
     except SandkeepError as error:
-        await client.refuse(Status.RESTORE_ERROR, f"Failed to restore sandbox ID: {id}. {error}")
+        await client.refuse(Status.RESTORE_ERROR, f"Failed to restore sandbox ID: {id}. {error.told()}")
         await client.close(Close.FATAL)
     finally:
         if stage.state != "RUNNING":

@@ -27,6 +27,7 @@ class Wire:
         self._sock = sock
         self._pid = os.getpid()
         self._pieces: Iterator[bytes] | None = None
+        self._source = -1
         self._held = memoryview(b"")
 
     @classmethod
@@ -54,8 +55,9 @@ class Wire:
         self._sock.sendall(data)
 
     def feed(self, body: Body) -> None:
-        """Send this while answers are received."""
+        """Send this while answers are received. What has a `fileno` is asked for more only when that has some: answers never wait for it."""
         self._pieces = protocol.body_frames(body)
+        self._source = body.fileno() if hasattr(body, "fileno") else -1
 
     @property
     def sending(self) -> bool:
@@ -66,10 +68,13 @@ class Wire:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            found = ready(self._sock, select.POLLIN | (select.POLLOUT if self.sending else 0), left)
-            if not found:
+            waits = self._source >= 0 and self.sending and not self._held
+            wanted = {self._sock.fileno(): select.POLLIN | (select.POLLOUT if self.sending and not waits else 0)}
+            told = polled({**wanted, **({self._source: select.POLLIN} if waits else {})}, left)
+            if not told:
                 raise TimeoutError
-            if found & select.POLLOUT:
+            found = told.get(self._sock.fileno(), 0)
+            if found & select.POLLOUT or self._source in told:
                 self._send_some()
             if found & ~select.POLLOUT:
                 try:
@@ -99,11 +104,16 @@ class Wire:
 
 
 def ready(sock: socket.socket, wanted: int, seconds: float | None) -> int:
-    """What a socket is ready for. By poll: select knows no descriptor above 1023."""
+    """What a socket is ready for."""
+    return polled({sock.fileno(): wanted}, seconds).get(sock.fileno(), 0)
+
+
+def polled(wanted: dict[int, int], seconds: float | None) -> dict[int, int]:
+    """Which descriptors are ready, for what. By poll: select knows none above 1023."""
     poll = select.poll()
-    poll.register(sock, wanted)
-    found = poll.poll(None if seconds is None else seconds * 1000)
-    return found[0][1] if found else 0
+    for descriptor, events in wanted.items():
+        poll.register(descriptor, events)
+    return dict(poll.poll(None if seconds is None else seconds * 1000))
 
 
 def sleep(seconds: float) -> None:
