@@ -20,6 +20,7 @@ from sandkeep.server.rest.ports import ByHostName
 from sandkeep.server.services import Services
 from sandkeep.server.settings import Settings
 from sandkeep.server.strays import Strays
+from sandkeep.server.trimming import Trimmer
 from sandkeep.sessions import Database
 
 THREADS = 64
@@ -41,7 +42,7 @@ def create_app(settings: Settings) -> FastAPI:
             services.egress.counted = figures.connected
             await services.sweeper.start()
             await services.egress.start()
-            tidying = [asyncio.create_task(one.forever()) for one in (Strays(services), services.gateway)]
+            tidying = [asyncio.create_task(one.forever()) for one in (Strays(services), services.gateway, Trimmer())]
             try:
                 yield
                 await services.drain()
