@@ -82,7 +82,14 @@ def run(code: str, *arguments: str, home: Path, env: dict[str, str] | None = Non
             *("unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", script, "sh", *binds, "--"),
             *(interpreter, "-B", "-c", code, *arguments),
         ],
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": path, "HOME": str(home), "TMPDIR": str(home), **(env or {})},
+        env={
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": path,
+            "LD_LIBRARY_PATH": "" if system else str(home / ".see/python/lib"),  # where a shared libpython is now
+            "HOME": str(home),
+            "TMPDIR": str(home),
+            **(env or {}),
+        },
         cwd="/",
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -47,7 +47,8 @@ class Served:
         argv = [sys.executable, "-m", "sandkeep", "serve", "--home", str(self.home), *self.options]
         self.home.mkdir(exist_ok=True)
         log = open(self.home / "server.log", "a")  # noqa: SIM115
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "src")}
+        source = str(Path(__file__).parents[1] / "src")
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
         self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
         log.close()
         assert self.process.stdout is not None
