@@ -13,9 +13,11 @@ import pytest
 from sandkeep.errors import (
     BadArgument,
     CheckpointNotFound,
+    Corrupt,
     FileError,
     FileMissing,
     FloorNotReached,
+    HostRefused,
     ProcessNotFound,
     SandboxNotFound,
     SnapshotNotFound,
@@ -99,6 +101,68 @@ def test_files(sandbox: Any) -> None:
         sandbox.files.read("c/d/e")
     with pytest.raises(BadArgument):
         sandbox.files.read("")
+
+
+def test_watching(sandbox: Any) -> None:
+    with pytest.raises(FileMissing):
+        sandbox.files.watch("nothing/here")
+    with sandbox.files.watch(".") as changes:
+        sandbox.files.write("whole", "x")
+        sandbox.commands.run("touch made; rm made")
+        seen = [next(changes) for _ in range(2)]
+    assert [(one.kind, one.path.rpartition("/")[2]) for one in seen] == [("modified", "whole"), ("created", "made")]
+
+
+def test_names_that_are_no_text(sandbox: Any) -> None:
+    sandbox.commands.run(r"""echo old > "$(printf 'x\377y')" """)
+    (found,) = sandbox.files.list(".")
+    assert found.name == "x\udcffy"
+    assert sandbox.files.read(found.path) == b"old\n"
+    assert sandbox.files.write("new\udcfe", b"new").name == "new\udcfe"
+    with pytest.raises(FileMissing):
+        sandbox.files.stat("\udcff")
+    assert sandbox.commands.run("echo $'\\376'; : \udcfd").stdout_bytes == b"\xfe\n"
+    assert sandbox.history.list()[-1].command.endswith("\udcfd")
+    with sandbox.files.watch(".") as changes:
+        sandbox.commands.run("rm new*")
+        assert next(changes).path.endswith("new\udcfe")
+
+
+def test_nonsense_is_refused_alike(place: Place, sandbox: Any, tmp_path: Path) -> None:
+    for id in (None, 5, "", "../x", "a/b?c#d"):
+        for way in (place.sync.connect, place.sync.attach):
+            with pytest.raises(BadArgument):
+                way(id, **place.where)
+    for options in (
+        {"env": []}, {"env": {"A": 1}}, {"secrets": {"": "x"}}, {"limits": 5}, {"network": "bridge"}, {"cwd": 5}, {"cwd": ""},
+        {"metadata": {"a": {1}}}, {"metadata": {"a": float("nan")}}, {"metadata": {1: 2}}, {"metadata": 5}, {"require": "all"},
+    ):  # fmt: skip
+        with pytest.raises(BadArgument):
+            place.make(**options)
+    with pytest.raises(BadArgument):
+        sandbox.checkpoint(metadata={"a": {1}})
+    file = tmp_path / "file"
+    file.write_text("mine")
+    for wrong in (5, "", "a\0b"):
+        with pytest.raises(BadArgument):
+            sandbox.export_state(wrong)
+    for wrong in (5, None, "a\0b"):
+        with pytest.raises(BadArgument):
+            sandbox.import_state(wrong)
+    for there in (tmp_path, tmp_path / "no/such"):
+        with pytest.raises(HostRefused):
+            sandbox.export_state(there)
+        with pytest.raises(HostRefused):
+            sandbox.import_state(there)
+    with pytest.raises(Corrupt):
+        sandbox.import_state(file)
+    assert file.read_text() == "mine"
+    sandbox.files.write("f", "kept")
+    sandbox.export_state(file)
+    sandbox.files.remove("f")
+    sandbox.import_state(file)
+    assert sandbox.files.read("f") == b"kept"
+    assert [one.id for one in place.sync.list(**place.where)] == [sandbox.id]
 
 
 def test_a_write_whose_source_fails_changes_nothing(sandbox: Any) -> None:

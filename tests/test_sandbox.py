@@ -27,7 +27,8 @@ from sandkeep.errors import (
     StoreDenied,
     TimedOut,
 )
-from sandkeep.model import WORKSPACE
+from sandkeep.model import WORKSPACE, FileEvent
+from sandkeep.sandbox._sync.files import told
 from waiting import until
 
 RUNTIMES = ["runc", "crun", "runsc"]
@@ -349,6 +350,10 @@ def test_what_is_set_while_a_command_runs_stays_set(sb: Sandbox) -> None:
     assert (sb.env["B"], sb.env["MADE"]) == ("2", "1")
     assert "LANG" not in sb.env
     assert dict(sb.env)["B"] == "2"
+
+
+def test_a_watch_says_when_it_missed_something() -> None:
+    assert told({"event": "overflow"}, "/tmp") == FileEvent("overflow", "/tmp")
 
 
 def test_a_watch_looks_from_the_start_and_hides_our_own_steps(sb: Sandbox) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect as open_socket
 
 from sandkeep.server.run import _bound
 from sandkeep.server.settings import Settings
@@ -262,6 +264,29 @@ def test_a_terminal_is_resized_left_and_found_again(api: httpx.Client, served: S
         messages = list(socket)
         assert b"<kept>" in b"".join(one for one in messages if isinstance(one, bytes))
         assert json.loads(messages[-1])["exit_code"] == 3
+
+
+def test_names_that_are_no_text_are_told_all_the_same(api: httpx.Client) -> None:
+    id = made(api)
+    ran(api, id, r"""touch "$(printf 'x\377y')" """)
+    (found,) = api.get(f"/sandboxes/{id}/files/list", params={"path": "."}).json()["files"]
+    assert found["name"] == "x\udcffy"
+    body = json.dumps({"command": ": \udcfd"})
+    api.post(f"/sandboxes/{id}/commands", content=body, headers={"content-type": "application/json"})
+    assert api.get(f"/sandboxes/{id}/history").json()["history"][-1]["command"] == ": \udcfd"
+
+
+def test_who_is_refused_a_websocket_is_no_error_of_the_server(api: httpx.Client, served: Served) -> None:  # noqa: F811
+    good, before = served.key(), len(served.log())
+    for path, key, status in (
+        ("sb-000000000000/link", good, 404),
+        ("sb-000000000000/terminal", good, 404),
+        (f"{made(api)}/link", "sk_wrong", 401),
+    ):
+        with pytest.raises(InvalidStatus) as refused:
+            open_socket(f"ws{served.url.removeprefix('http')}/sandboxes/{path}?api_key={key}", proxy=None).__enter__()
+        assert refused.value.response.status_code == status
+    assert "Traceback" not in served.log()[before:]
 
 
 def test_bad_requests_are_refused_in_one_shape_and_change_nothing(api: httpx.Client) -> None:

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from websockets.exceptions import InvalidStatus
 
-from sandkeep.errors import NotFound, SandboxNotFound
+from sandkeep.errors import BadArgument, SandboxNotFound
 from serving import Served, connect, made, ran, served, told  # noqa: F401
 from waiting import PATIENCE
 
@@ -259,6 +259,6 @@ def test_the_python_client_finds_no_others_sandbox(ann: Estate, served: Served) 
         remote.Sandbox.connect(ann.sandbox)
     with pytest.raises(SandboxNotFound):
         remote.Sandbox._of(ann.sandbox).commands.run("id")
-    with pytest.raises(NotFound):
+    with pytest.raises(BadArgument):
         remote.Sandbox.attach(f"../sandboxes/{ann.sandbox}")
     assert remote.Sandbox.list() == []

@@ -239,6 +239,14 @@ def test_a_limit_below_one_is_refused(limit: Any, folder: Path) -> None:
     assert not folder.exists()
 
 
+@pytest.mark.parametrize("directory", ["", "a\0b", 5, b"x"])
+def test_a_folder_without_a_name_is_refused(directory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadArgument):
+        StateManager("s", directory)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_default_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SANDKEEP_HOME", str(tmp_path / "home"))
     manager = StateManager()

@@ -150,7 +150,9 @@ class FileInfo:
 
 @dataclass(frozen=True)
 class FileEvent:
-    kind: Literal["created", "modified", "removed", "moved"]
+    """A change. `overflow`: more happened below the watched folder than could be told; look for yourself."""
+
+    kind: Literal["created", "modified", "removed", "moved", "overflow"]
     path: str
 
 

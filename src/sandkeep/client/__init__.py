@@ -58,8 +58,12 @@ class Remote:
 def connect(url: str | None = None, *, api_key: str | None = None) -> Remote:
     """A server; by default the one that SANDKEEP_API_URL and SANDKEEP_API_KEY name. Contacts nothing yet."""
     url, api_key = url or os.environ.get("SANDKEEP_API_URL"), api_key or os.environ.get("SANDKEEP_API_KEY")
-    if not url or not url.startswith(("http://", "https://")):
+    if not url:
         raise BadArgument("the server's address is missing", "give http://… or set SANDKEEP_API_URL")
+    if not isinstance(url, str) or not url.startswith(("http://", "https://")) or not url.isprintable():
+        raise BadArgument(f"{url!r} is not a server's address", "it begins with http:// or https://")
     if not api_key:
         raise BadArgument("the API key is missing", "give api_key= or set SANDKEEP_API_KEY")
+    if not isinstance(api_key, str) or not api_key.isascii() or not api_key.isprintable():
+        raise BadArgument("the API key is not one", "it is the line that begins with sk_, without what is around it")
     return Remote(url, api_key)

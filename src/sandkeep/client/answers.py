@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from typing import Any, TypeVar
 
-from sandkeep.errors import SandkeepError, ServerUnreachable, by_code
+from sandkeep.errors import BadArgument, SandkeepError, ServerUnreachable, by_code
 from sandkeep.model import Limits, RestoreReport, SandboxInfo, State
 
 T = TypeVar("T")
@@ -14,10 +15,26 @@ JSON, STDOUT, STDERR, DATA = range(4)
 KINDS = {STDOUT: "stdout", STDERR: "stderr", DATA: "data"}
 END = bytes([DATA])
 
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _STATES = {
     "CREATING": State.CREATING, "RUNNING": State.RUNNING, "PAUSING": State.RUNNING, "PAUSED": State.PAUSED,
     "RESUMING": State.PAUSED, "ERROR": State.DEAD, "KILLED": State.DEAD,
 }  # fmt: skip
+
+
+def written(body: Any) -> bytes:
+    """A request's JSON."""
+    try:
+        return json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadArgument(f"this can't be sent as JSON: {error}", "use texts, numbers, lists and dicts") from None
+
+
+def sandbox_id(id: Any) -> str:
+    """An id as a part of a path."""
+    if not isinstance(id, str) or not _ID.fullmatch(id):
+        raise BadArgument(f"{id!r} is not a sandbox id", "ids look like sb-0123456789ab; list() shows yours")
+    return id
 
 
 def error_of(told: Any, status: int | None = None) -> SandkeepError:

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from sandkeep.server import e2b, problems, protocol, relay
+from sandkeep.server.answers import Answer
 from sandkeep.server.audit import Audited, Auditor
 from sandkeep.server.auth import Buckets
 from sandkeep.server.limits import Sized
@@ -61,6 +62,7 @@ def create_app(settings: Settings) -> FastAPI:
         version="1",
         description="Sandboxes that never lose their state.",
         lifespan=lifespan,
+        default_response_class=Answer,
     )
     app.state.buckets = Buckets(settings.rate, settings.burst)
     problems.install(app)

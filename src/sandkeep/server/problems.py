@@ -7,7 +7,6 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -15,6 +14,7 @@ from starlette.websockets import WebSocket, WebSocketState
 
 from sandkeep import errors as e
 from sandkeep.errors import SandkeepError
+from sandkeep.server.answers import Answer, tell
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def status_of(error: SandkeepError) -> int:
     return next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 500)
 
 
-def answer(error: SandkeepError) -> JSONResponse:
+def answer(error: SandkeepError) -> Answer:
     if isinstance(error, e.HostRefused):
         error = unexpected(error)
     elif error.place:
@@ -76,7 +76,7 @@ def answer(error: SandkeepError) -> JSONResponse:
         headers["WWW-Authenticate"] = "Bearer"
     if "retry_after" in error.details:
         headers["Retry-After"] = str(error.details["retry_after"])
-    return JSONResponse(error.as_dict(), status_of(error), headers)
+    return Answer(error.as_dict(), status_of(error), headers)
 
 
 def unexpected(error: Exception) -> SandkeepError:
@@ -89,22 +89,22 @@ def unexpected(error: Exception) -> SandkeepError:
 
 def install(app: FastAPI) -> None:
     @app.exception_handler(SandkeepError)
-    async def ours(_: Request, error: SandkeepError) -> JSONResponse:
+    async def ours(_: Request, error: SandkeepError) -> Answer:
         return answer(error)
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+    async def invalid(_: Request, error: RequestValidationError) -> Answer:
         return answer(
             e.BadArgument(f"the request is not valid: {said(error.errors())}", "see /docs for what is wanted")
         )
 
     @app.exception_handler(HTTPException)
-    async def http(_: Request, error: HTTPException) -> JSONResponse:
+    async def http(_: Request, error: HTTPException) -> Answer:
         if isinstance(error.detail, dict):
-            return JSONResponse(error.detail, error.status_code, error.headers)
+            return Answer(error.detail, error.status_code, error.headers)
         code = CODES.get(error.status_code, "BAD_ARGUMENT")
         shown = {"code": code, "message": str(error.detail), "remedy": "see /docs for what there is"}
-        return JSONResponse(shown, error.status_code, error.headers)
+        return Answer(shown, error.status_code, error.headers)
 
     @app.exception_handler(ClientDisconnect)
     async def left(_: Request, error: ClientDisconnect) -> Response:
@@ -112,7 +112,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(OSError)
     @app.exception_handler(Exception)
-    async def other(_: Request, error: Exception) -> JSONResponse:
+    async def other(_: Request, error: Exception) -> Answer:
         return answer(unexpected(error))
 
 
@@ -126,5 +126,5 @@ async def refuse(socket: WebSocket, error: SandkeepError) -> None:
     if socket.application_state is WebSocketState.CONNECTING:
         await socket.send_denial_response(answer(error))
     elif socket.application_state is WebSocketState.CONNECTED:
-        await socket.send_json({"error": error.as_dict()})
+        await tell(socket, {"error": error.as_dict()})
         await socket.close(1011 if status_of(error) >= 500 else 1008, error.code)

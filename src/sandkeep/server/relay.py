@@ -24,7 +24,7 @@ from sandkeep.server import passing
 from sandkeep.server.passing import HOP
 from sandkeep.server.problems import answer, refuse
 from sandkeep.server.services import Services
-from sandkeep.server.sockets import Elsewhere, Left, accepted
+from sandkeep.server.sockets import Elsewhere, Left, Refused, accepted
 from sandkeep.server.streams import Streamed
 from sandkeep.sessions import Session, SessionState
 
@@ -40,6 +40,10 @@ def install(app: FastAPI) -> None:
             return await pass_on(request, error.details.get("host")) or answer(error)
         except SandkeepError as failed:
             return answer(failed)
+
+    @app.exception_handler(Refused)
+    async def refused(_: WebSocket, __: Refused) -> None:
+        return
 
     @app.exception_handler(Elsewhere)
     async def websocket_elsewhere(client: WebSocket, error: Elsewhere) -> None:

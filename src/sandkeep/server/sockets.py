@@ -25,6 +25,10 @@ class Left(Exception):
     """The client has closed its side."""
 
 
+class Refused(Exception):
+    """A client that was told why it can't come in."""
+
+
 class Elsewhere(Exception):
     """The sandbox runs on another living host, whose server is at `address`."""
 
@@ -82,14 +86,16 @@ class Inbox:
 async def caller(socket: WebSocket, id: str) -> AsyncIterator[tuple[Services, Key]]:
     """The caller, who sees this sandbox. Errors inside the block are told to the client and end the WebSocket.
 
-    `Elsewhere` is raised, for `relay`.
+    Before it, `Elsewhere` is raised, for `relay`, and `Refused` when all is said.
     """
     services: Services = socket.app.state.services
+    entered = False
     try:
         key = await identify(socket)
         session = await services.get(key.scope, id)
         if (address := await services.address(session)) is not None:
             raise Elsewhere(id, session.host, address)
+        entered = True
         yield services, key
     except (Left, WebSocketDisconnect):
         return
@@ -98,6 +104,8 @@ async def caller(socket: WebSocket, id: str) -> AsyncIterator[tuple[Services, Ke
     except Exception as error:
         with contextlib.suppress(WebSocketDisconnect, RuntimeError):
             await refuse(socket, error if isinstance(error, SandkeepError) else unexpected(error))
+        if not entered:
+            raise Refused from error
 
 
 @contextlib.asynccontextmanager

@@ -37,7 +37,7 @@ def typed_errors(what: str, place: Path) -> Iterator[None]:
             raise StoreFull(message, "free some space; everything saved before is intact").at(place) from error
         if error.errno in _DENIED:
             raise StoreDenied(message, "check the owner and mode of the folder").at(place) from error
-        raise StoreError(message).at(place) from error
+        raise StoreError(message, "choose another folder").at(place) from error
 
 
 def make_folder(folder: Path) -> None:

@@ -63,6 +63,8 @@ class StateManager:
     ) -> None:
         if type(limit) is not int or limit < 1:
             raise BadArgument(f"limit must be a whole number from 1 up, not {limit!r}", "1 keeps only the newest")
+        if directory is not None and not (isinstance(directory, (str, os.PathLike)) and _names(os.fspath(directory))):
+            raise BadArgument(f"{directory!r} names no folder", "leave it out for the one in the home")
         self.session_id = str(uuid.uuid4()) if session_id is None else session_id
         name = file_name(self.session_id)
         self.directory = Path(directory) if directory is not None else default_directory()
@@ -244,6 +246,10 @@ class StateManager:
         problem = Problem(path, reason)
         if problem not in self.problems:
             self.problems.append(problem)
+
+
+def _names(folder: str | bytes) -> bool:
+    return isinstance(folder, str) and bool(folder) and "\0" not in folder
 
 
 def default_directory() -> Path:

@@ -128,6 +128,15 @@ class AsyncRemoteExchange:
         self.result = value
         raise StopAsyncIteration
 
+    async def first_json(self) -> dict[str, Any]:
+        """The first word of an answer that goes on."""
+        async for kind, value in self:
+            if kind == "json":
+                found: dict[str, Any] = value
+                return found
+            break
+        raise GuestLied(f"the server answered {self._request['op']} with something else")
+
     async def _next(self) -> tuple[str, Any]:
         if self._socket is None:
             raise ServerUnreachable("this request is over", "ask again")

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Literal, Self, cast, overload
 from urllib.parse import quote
 
-from sandkeep.client import answers
+from sandkeep.client import answers, whole
 from sandkeep.client._async.link import AsyncRemoteLink
 from sandkeep.client._async.server import AsyncServer
 from sandkeep.client._async.workflow import AsyncRemoteWorkflow
-from sandkeep.errors import BadArgument, SandkeepError
-from sandkeep.model import CheckpointInfo, Limits, RestoreReport, SandboxInfo, SnapshotInfo
+from sandkeep.errors import BadArgument, SandkeepError, system
+from sandkeep.model import CheckpointInfo, Limits, RestoreReport, SandboxInfo, SnapshotInfo, check_metadata
 from sandkeep.runtime.link import AsyncLink
 from sandkeep.sandbox._async.bridge import begin_now
 from sandkeep.sandbox._async.commands import AsyncCommands
@@ -22,6 +22,7 @@ from sandkeep.sandbox._async.files import AsyncFiles
 from sandkeep.sandbox._async.pty import AsyncPty
 from sandkeep.sandbox._async.sandbox import id_of
 from sandkeep.sandbox._async.session import AsyncEnv, AsyncHistory
+from sandkeep.sandbox.lifecycle import check_options, check_variables
 
 Level = Literal["memory", "relaunched", "files"]
 Infos = list[SandboxInfo]
@@ -64,10 +65,11 @@ class AsyncRemoteSandbox:
         egress: Rules | None = None,
     ) -> None:
         """`egress`: a way out by rules, {"allow": […], "deny": […]}; {} is everything, None is no way out."""
+        check_options(limits, network, None, cwd)
         self._created = False
         self._options = {
-            "base": base, "runtime": runtime, "env": env or {}, "secrets": secrets or {}, "network": network, "cwd": cwd,
-            "limits": dataclasses.asdict(limits or Limits()), "metadata": metadata or {}, "from_checkpoint": from_checkpoint,
+            "base": base, "runtime": runtime, "env": check_variables("env", env), "secrets": check_variables("secrets", secrets), "network": network, "cwd": cwd,
+            "limits": dataclasses.asdict(limits or Limits()), "metadata": check_metadata(metadata), "from_checkpoint": from_checkpoint,
             "require": require, "project": project, "auto_pause_timeout": auto_pause_timeout, "paused_expiry": paused_expiry,
             "egress": egress,
         }  # fmt: skip
@@ -117,7 +119,7 @@ class AsyncRemoteSandbox:
     @classmethod
     async def connect(cls, id: str, *, secrets: dict[str, str] | None = None) -> Self:
         """A sandbox that lives already. A paused one is resumed."""
-        told = await cls._server.ask("POST", f"/sandboxes/{quote(id, safe='')}/resume", {"secrets": secrets or {}})
+        told = await cls._server.ask("POST", f"/sandboxes/{answers.sandbox_id(id)}/resume", {"secrets": secrets or {}})
         self = cls._of(id)
         self.restore_report = answers.report_of(told.get("restore_report"))
         return self
@@ -125,7 +127,7 @@ class AsyncRemoteSandbox:
     @classmethod
     async def attach(cls, id: str) -> Self:
         """A handle on a sandbox as it is: not woken."""
-        await cls._server.ask("GET", f"/sandboxes/{quote(id, safe='')}")
+        await cls._server.ask("GET", f"/sandboxes/{answers.sandbox_id(id)}")
         return cls._of(id)
 
     @classmethod
@@ -239,9 +241,11 @@ class AsyncRemoteSandbox:
     async def export_state(self, to: BinaryIO | str | Path | None = None) -> bytes | None:
         """The whole state as one self-contained file: returned, or streamed to `to`."""
         if isinstance(to, (str, Path)):
-            with open(to, "wb") as file:
+            with whole.written(to) as file:
                 await self._server.download(self._path + "/state", file)
             return None
+        if to is not None and not hasattr(to, "write"):
+            raise BadArgument(f"{to!r} can't be written to", "give a path, or a file opened for writing bytes")
         into = io.BytesIO() if to is None else to
         await self._server.download(self._path + "/state", into)
         return into.getvalue() if isinstance(into, io.BytesIO) and to is None else None
@@ -249,8 +253,14 @@ class AsyncRemoteSandbox:
     async def import_state(self, blob: bytes | BinaryIO | str | Path) -> RestoreReport:
         """Be what an exported state says; what was here before is replaced, or on any error untouched."""
         if isinstance(blob, (str, Path)):
-            with open(blob, "rb") as file:
+            if "\0" in str(blob):
+                raise BadArgument(f"{blob!r} names no file")
+            with system(), open(blob, "rb") as file:
                 told = await self._server.upload(self._path + "/state", file)
+        elif not isinstance(blob, (bytes, bytearray, memoryview)) and not hasattr(blob, "read"):
+            raise BadArgument(
+                f"{type(blob).__name__} is not an exported state", "give bytes, a path or a file opened for reading"
+            )
         else:
             told = await self._server.upload(self._path + "/state", blob)
         self.restore_report = answers.noun(RestoreReport, told)

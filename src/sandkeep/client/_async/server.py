@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, BinaryIO
 
+from sandkeep.client import answers
 from sandkeep.client._async.io import AsyncHttp, AsyncSocket
 
 
@@ -16,7 +17,10 @@ class AsyncServer:
     async def ask(self, method: str, path: str, body: Any = None, **query: Any) -> Any:
         """JSON in, JSON out."""
         params = {name: value for name, value in query.items() if value is not None}
-        return await self._http.request(method, path, params=params, **({} if body is None else {"json": body}))
+        if body is None:
+            return await self._http.request(method, path, params=params)
+        headers = {"Content-Type": "application/json"}
+        return await self._http.request(method, path, params=params, content=answers.written(body), headers=headers)
 
     async def upload(self, path: str, content: Any) -> Any:
         return await self._http.request("PUT", path, content=content)

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Literal, Self, cast, overload
 from urllib.parse import quote
 
-from sandkeep.client import answers
+from sandkeep.client import answers, whole
 from sandkeep.client._sync.link import RemoteLink
 from sandkeep.client._sync.server import Server
 from sandkeep.client._sync.workflow import RemoteWorkflow
-from sandkeep.errors import BadArgument, SandkeepError
-from sandkeep.model import CheckpointInfo, Limits, RestoreReport, SandboxInfo, SnapshotInfo
+from sandkeep.errors import BadArgument, SandkeepError, system
+from sandkeep.model import CheckpointInfo, Limits, RestoreReport, SandboxInfo, SnapshotInfo, check_metadata
 from sandkeep.runtime.link import Link
 from sandkeep.sandbox._sync.bridge import begin_now
 from sandkeep.sandbox._sync.commands import Commands
@@ -23,6 +23,7 @@ from sandkeep.sandbox._sync.files import Files
 from sandkeep.sandbox._sync.pty import Pty
 from sandkeep.sandbox._sync.sandbox import id_of
 from sandkeep.sandbox._sync.session import Env, History
+from sandkeep.sandbox.lifecycle import check_options, check_variables
 
 Level = Literal["memory", "relaunched", "files"]
 Infos = list[SandboxInfo]
@@ -65,10 +66,11 @@ class RemoteSandbox:
         egress: Rules | None = None,
     ) -> None:
         """`egress`: a way out by rules, {"allow": […], "deny": […]}; {} is everything, None is no way out."""
+        check_options(limits, network, None, cwd)
         self._created = False
         self._options = {
-            "base": base, "runtime": runtime, "env": env or {}, "secrets": secrets or {}, "network": network, "cwd": cwd,
-            "limits": dataclasses.asdict(limits or Limits()), "metadata": metadata or {}, "from_checkpoint": from_checkpoint,
+            "base": base, "runtime": runtime, "env": check_variables("env", env), "secrets": check_variables("secrets", secrets), "network": network, "cwd": cwd,
+            "limits": dataclasses.asdict(limits or Limits()), "metadata": check_metadata(metadata), "from_checkpoint": from_checkpoint,
             "require": require, "project": project, "auto_pause_timeout": auto_pause_timeout, "paused_expiry": paused_expiry,
             "egress": egress,
         }  # fmt: skip
@@ -118,7 +120,7 @@ class RemoteSandbox:
     @classmethod
     def connect(cls, id: str, *, secrets: dict[str, str] | None = None) -> Self:
         """A sandbox that lives already. A paused one is resumed."""
-        told = cls._server.ask("POST", f"/sandboxes/{quote(id, safe='')}/resume", {"secrets": secrets or {}})
+        told = cls._server.ask("POST", f"/sandboxes/{answers.sandbox_id(id)}/resume", {"secrets": secrets or {}})
         self = cls._of(id)
         self.restore_report = answers.report_of(told.get("restore_report"))
         return self
@@ -126,7 +128,7 @@ class RemoteSandbox:
     @classmethod
     def attach(cls, id: str) -> Self:
         """A handle on a sandbox as it is: not woken."""
-        cls._server.ask("GET", f"/sandboxes/{quote(id, safe='')}")
+        cls._server.ask("GET", f"/sandboxes/{answers.sandbox_id(id)}")
         return cls._of(id)
 
     @classmethod
@@ -238,9 +240,11 @@ class RemoteSandbox:
     def export_state(self, to: BinaryIO | str | Path | None = None) -> bytes | None:
         """The whole state as one self-contained file: returned, or streamed to `to`."""
         if isinstance(to, (str, Path)):
-            with open(to, "wb") as file:
+            with whole.written(to) as file:
                 self._server.download(self._path + "/state", file)
             return None
+        if to is not None and not hasattr(to, "write"):
+            raise BadArgument(f"{to!r} can't be written to", "give a path, or a file opened for writing bytes")
         into = io.BytesIO() if to is None else to
         self._server.download(self._path + "/state", into)
         return into.getvalue() if isinstance(into, io.BytesIO) and to is None else None
@@ -248,8 +252,14 @@ class RemoteSandbox:
     def import_state(self, blob: bytes | BinaryIO | str | Path) -> RestoreReport:
         """Be what an exported state says; what was here before is replaced, or on any error untouched."""
         if isinstance(blob, (str, Path)):
-            with open(blob, "rb") as file:
+            if "\0" in str(blob):
+                raise BadArgument(f"{blob!r} names no file")
+            with system(), open(blob, "rb") as file:
                 told = self._server.upload(self._path + "/state", file)
+        elif not isinstance(blob, (bytes, bytearray, memoryview)) and not hasattr(blob, "read"):
+            raise BadArgument(
+                f"{type(blob).__name__} is not an exported state", "give bytes, a path or a file opened for reading"
+            )
         else:
             told = self._server.upload(self._path + "/state", blob)
         self.restore_report = answers.noun(RestoreReport, told)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any, BinaryIO
 
+from sandkeep.client import answers
 from sandkeep.client._sync.io import Http, Socket
 
 
@@ -17,7 +18,10 @@ class Server:
     def ask(self, method: str, path: str, body: Any = None, **query: Any) -> Any:
         """JSON in, JSON out."""
         params = {name: value for name, value in query.items() if value is not None}
-        return self._http.request(method, path, params=params, **({} if body is None else {"json": body}))
+        if body is None:
+            return self._http.request(method, path, params=params)
+        headers = {"Content-Type": "application/json"}
+        return self._http.request(method, path, params=params, content=answers.written(body), headers=headers)
 
     def upload(self, path: str, content: Any) -> Any:
         return self._http.request("PUT", path, content=content)

@@ -85,6 +85,7 @@ class Watch:
     """Iterate it for the changes. A sync one looks from the start; an async one from entering it, or its first event."""
 
     def __init__(self, link: Link, fields: dict[str, Any]) -> None:
+        self._path: str = fields["path"]
         self._events = link.stream("file_watch", fields, timeout=None)
         self._begun = False
         begin_now(self)
@@ -101,7 +102,7 @@ class Watch:
         if not self._begun:
             self._begin()
         for kind, data in self._events:
-            if kind == "json" and "event" in data and (event := told(data)) is not None:
+            if kind == "json" and "event" in data and (event := told(data, self._path)) is not None:
                 return event
         raise StopIteration
 
@@ -117,8 +118,10 @@ class Watch:
         self._events.__exit__()
 
 
-def told(data: dict[str, Any]) -> FileEvent | None:
+def told(data: dict[str, Any], watched: str) -> FileEvent | None:
     """An event without the steps of our own whole-file writes, which end as one change of the file."""
+    if data["event"] == "overflow":
+        return FileEvent("overflow", watched)
     if "path" not in data or ours(data["path"]):
         return None
     return FileEvent("modified" if ours(data.get("from", "")) else data["event"], data["path"])

@@ -8,10 +8,10 @@ from collections.abc import AsyncGenerator
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 
 from sandkeep.errors import BadArgument, SandkeepError
 from sandkeep.sandbox._async.commands import error_class, run_fields
+from sandkeep.server.answers import Answer
 from sandkeep.server.auth import Caller, Use
 from sandkeep.server.problems import unexpected
 from sandkeep.server.services import Services
@@ -41,7 +41,7 @@ async def run(
         found = await sandbox.commands.run(
             body.command, background=body.background, stdin=body.stdin, max_output=most, **options
         )
-    return JSONResponse({"pid": found.pid}, 201) if body.background else JSONResponse(shown_result(found))
+    return Answer({"pid": found.pid}, 201) if body.background else Answer(shown_result(found))
 
 
 @router.get("")

@@ -15,6 +15,7 @@ from fastapi import APIRouter, WebSocket
 
 from sandkeep.errors import BadArgument, Denied, SandkeepError
 from sandkeep.runtime.link.protocol import DATA, STDERR, STDOUT
+from sandkeep.server.answers import tell
 from sandkeep.server.audit import Auditor
 from sandkeep.server.problems import unexpected
 from sandkeep.server.services import Services
@@ -98,7 +99,7 @@ class Request:
         if isinstance(error, Left) or not isinstance(error, Exception):
             raise error
         told = error if isinstance(error, SandkeepError) else unexpected(error)
-        await self._socket.send_json({"ok": False, **told.as_dict()})
+        await tell(self._socket, {"ok": False, **told.as_dict()})
 
     async def _relay(self, services: Services, key: Key, id: str) -> None:
         body = self._body() if self._open else None
@@ -106,11 +107,11 @@ class Request:
             async with sandbox._link.stream(self._op, self._fields, body=body, timeout=None) as events:
                 async for kind, value in events:
                     if kind == "json":
-                        await self._socket.send_json(value)
+                        await tell(self._socket, value)
                     else:
                         await self._socket.send_bytes(KINDS[kind] + value)
                 final = events.result
-        await self._socket.send_json({"ok": True, **final})
+        await tell(self._socket, {"ok": True, **final})
 
     async def _body(self) -> AsyncIterator[bytes]:
         while self._open:

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from sandkeep.errors import BadArgument
 from sandkeep.sandbox._async.commands import AsyncProcess, error_class, run_fields
 from sandkeep.sandbox._async.pty import AsyncTerminal
+from sandkeep.server.answers import tell
 from sandkeep.server.problems import said
 from sandkeep.server.rest.link import KINDS
 from sandkeep.server.shapes import CommandBody
@@ -35,7 +36,7 @@ async def command(socket: WebSocket, id: str) -> None:
         fields = run_fields(body.command, **body.model_dump(exclude={"command", "background", "stdin", "max_output"}))
         async with services.use(key.scope, id) as sandbox:
             process = AsyncProcess(sandbox._link, (await sandbox._link.call("run", **fields, background=True))["pid"])
-            await socket.send_json({"type": "start", "pid": process.pid})
+            await tell(socket, {"type": "start", "pid": process.pid})
             if body.stdin is not None:
                 await process.send_stdin(body.stdin)
             await inbox.during(both(socket, inbox, process, tagged=True))
@@ -48,7 +49,7 @@ async def terminal(
     async with caller(socket, id) as (services, key), services.use(key.scope, id) as sandbox:
         found = await (sandbox.pty.connect(pid) if pid else sandbox.pty.start(command, cols=cols, rows=rows))
         async with accepted(socket) as inbox:
-            await socket.send_json({"type": "start", "pid": found.pid})
+            await tell(socket, {"type": "start", "pid": found.pid})
             await inbox.during(both(socket, inbox, found, tagged=False))
 
 
@@ -77,7 +78,7 @@ async def both(socket: WebSocket, inbox: Inbox, process: AsyncProcess, *, tagged
         feeding.cancel()
         await asyncio.gather(feeding, return_exceptions=True)
     told = {name: final.get(name) for name in ("exit_code", "duration_ms", "dropped")}
-    await socket.send_json({"type": "exit", **told, "error_class": error_class(final)})
+    await tell(socket, {"type": "exit", **told, "error_class": error_class(final)})
     await socket.close()
 
 
