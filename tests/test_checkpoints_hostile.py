@@ -18,13 +18,13 @@ import pytest
 import zstandard
 
 from faulty import Crash, Faulty
-from sandkeep.checkpoints import names, nodes, records, transfer
+from sandkeep.checkpoints import names, nodes, plan, records, transfer
 from sandkeep.checkpoints.capture import load_record
 from sandkeep.checkpoints.catalog import Store
 from sandkeep.checkpoints.needs import needed
 from sandkeep.checkpoints.nodes import DIR, FIFO, FILE, SYMLINK, WHITEOUT, Entry
 from sandkeep.checkpoints.unpack import unpack
-from sandkeep.errors import Corrupt, SandkeepError
+from sandkeep.errors import Corrupt, HostRefused, SandkeepError
 from sandkeep.store.objects import open_objects
 from sandkeep.store.repository import Repository
 from trees import looks, open_repo, put, save
@@ -151,6 +151,23 @@ def test_bombs_are_refused_before_anything_is_written(root: Path) -> None:
                 unpack(repo, plant(repo, bomb), root / "out", limit=1 << 60)
             assert caught.value.code in ("CORRUPT", "STORE_FULL")
             assert not (root / "out").exists()
+
+
+def test_more_entries_than_memory_can_hold_are_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def doubling(add: Add) -> list[Entry]:
+        below = [plain(b"x")]
+        for _ in range(10):
+            below = [folder_of(add, b"a", *below), folder_of(add, b"b", *below)]
+        return below
+
+    with open_repo(root) as repo:
+        bomb = plant(repo, doubling)
+        monkeypatch.setattr(plan, "_MEMORY", 1 << 40)
+        with pytest.raises(HostRefused, match="memory"):
+            unpack(repo, bomb, root / "out")
+        assert not (root / "out").exists()
+        monkeypatch.undo()
+        assert unpack(repo, bomb, root / "out").entries == 3070
 
 
 def exported(record: records.Record, blobs: Iterable[bytes]) -> bytes:

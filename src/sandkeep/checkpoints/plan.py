@@ -14,11 +14,19 @@ from sandkeep.checkpoints import nodes
 from sandkeep.checkpoints.base import Base
 from sandkeep.checkpoints.nodes import DIR, FILE, WHITEOUT, Entry
 from sandkeep.checkpoints.places import join
-from sandkeep.errors import Corrupt
+from sandkeep.errors import Corrupt, HostRefused
 from sandkeep.store.repository import Repository
 
 _BATCH = 512  # nodes read at a time
 MOST = 20_000_000  # entries in one checkpoint
+_MEMORY = 512  # bytes that an entry takes
+
+
+def _most_entries() -> int:
+    """What half of the free memory can hold."""
+    with open("/proc/meminfo", "rb") as facts:
+        free = next(int(line.split()[1]) << 10 for line in facts if line.startswith(b"MemAvailable"))
+    return min(MOST, free // 2 // _MEMORY)
 
 
 @dataclass
@@ -30,8 +38,15 @@ class Plan:
     files: list[tuple[bytes, Entry]] = field(default_factory=list)
     others: list[tuple[bytes, Entry]] = field(default_factory=list)
     groups: list[list[bytes]] = field(default_factory=list)
+    room: int = field(default_factory=_most_entries)
 
     def put(self, path: bytes, entry: Entry) -> None:
+        self.room -= 1
+        if self.room < 0:
+            raise HostRefused(
+                f"the checkpoint has more than {len(self)} entries, too many for this machine's memory",
+                "restore it where more memory is free",
+            )
         (self.folders if entry.kind == DIR else self.files if entry.kind == FILE else self.others).append((path, entry))
 
     def __len__(self) -> int:
