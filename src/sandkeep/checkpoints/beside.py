@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sandkeep.checkpoints.layerfiles import LayerFiles
@@ -87,6 +88,18 @@ class Beside:
             env={"PYTHONPATH": os.pathsep.join([str(_SOURCE), *filter(None, sys.path)])},
             pass_fds=(root,),
         )
+        self._answers: SimpleQueue[Any] = SimpleQueue()
+        self._listener = threading.Thread(target=self._listen, name="beside", daemon=True)
+        self._listener.start()
+
+    def _listen(self) -> None:
+        """Answers are taken off the pipe at all times: while both sides wrote more than a pipe holds, both would wait for ever."""
+        assert self._process.stdout is not None
+        try:
+            while True:
+                self._answers.put(pickle.load(self._process.stdout))
+        except (EOFError, pickle.UnpicklingError):
+            self._answers.put(StoreError("the process that makes files has died", "try again"))
 
     def work(self, supply: Supply, layer: LayerFiles) -> None:
         """Make files until the supply is empty; `layer` is told."""
@@ -108,11 +121,7 @@ class Beside:
                 self._take(supply, layer)
 
     def _take(self, supply: Supply, layer: LayerFiles) -> None:
-        assert self._process.stdout is not None
-        try:
-            answer = pickle.load(self._process.stdout)
-        except EOFError:
-            raise StoreError("the process that makes files has died", "try again") from None
+        answer = self._answers.get()
         if not isinstance(answer, Answer):
             raise answer
         supply.made(answer.made)
@@ -120,6 +129,7 @@ class Beside:
 
     def end(self) -> None:
         self._process.kill()
+        self._listener.join()
         with self._process:
             pass
 

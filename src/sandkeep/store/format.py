@@ -69,7 +69,9 @@ def compress(data: bytes | memoryview, level: int) -> bytes:
     made: dict[int, zstandard.ZstdCompressor] = _local.__dict__.setdefault("compressors", {})
     if level not in made:
         made[level] = zstandard.ZstdCompressor(level=level, write_content_size=True)
-    return made[level].compress(data)
+    found = made[level].compress(data)
+    # The library shrinks a buffer as large as the input; what is held for long must not keep its place among freed ones.
+    return memoryview(found).tobytes() if len(found) < len(data) // 2 else found
 
 
 def decompress(data: bytes | memoryview, size: int | None, limit: int, what: str) -> bytes:
