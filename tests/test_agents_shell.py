@@ -1,4 +1,4 @@
-"""The rules of an agent, on the shell agent: its story, and which runs are kept and how they are marked. Real sandboxes and stores."""
+"""The rules of an agent, on the shell agent: its story, which runs are kept and how they are marked. Real sandboxes."""
 
 from __future__ import annotations
 

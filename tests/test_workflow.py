@@ -1,4 +1,4 @@
-"""Workflow state: what JSON can't hold is refused, what was saved is found again, by whatever name and whatever the clock says."""
+"""Workflow state: what JSON can't hold is refused, what was saved is found again, whatever its name and the clock say."""
 
 from __future__ import annotations
 
