@@ -21,7 +21,7 @@ class Faulty:
         self, inner: Objects, fault: Callable[[int, str, str], str | float | None] = lambda n, verb, name: None
     ) -> None:
         self.inner, self.fault = inner, fault
-        self.url, self.parallel = inner.url, inner.parallel
+        self.url, self.place, self.parallel = inner.url, inner.place, inner.parallel
         self.log: list[tuple[str, str]] = []
         self.dead = False
 

@@ -23,7 +23,7 @@ def test_the_cache_may_be_deleted_or_damaged_at_any_time(opened: Open, tmp_path:
     first = opened()
     ids = save(first, "one", blobs)
     first.close()
-    folder = tmp_path / "cache" / first.id
+    folder = first.index.folder
     dice = random.Random(9)
     for attempt in range(6):
         size = (folder / "index.db").stat().st_size
@@ -48,7 +48,7 @@ def test_a_cache_damaged_while_it_is_open(opened: Open, tmp_path: Path) -> None:
     blobs = mixed(15, 300)
     repo = opened()
     ids = save(repo, "n0", blobs)
-    path = tmp_path / "cache" / repo.id / "index.db"
+    path = repo.index.folder / "index.db"
     said: list[str] = []
     for turn in range(1, 6):
         repo.index.rows("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -87,8 +87,19 @@ def test_a_cache_of_another_store_is_not_believed(opened: Open, tmp_path: Path) 
     one.close()
     two = opened("other", over=open_objects(tmp_path / "store2"))
     two.close()
-    shutil.copy(tmp_path / "cache" / one.id / "index.db", tmp_path / "other" / two.id / "index.db")
+    shutil.copy(one.index.folder / "index.db", two.index.folder / "index.db")
     assert not opened("other", over=open_objects(tmp_path / "store2")).has(hashlib.sha256(b"only in one").digest())
+
+
+def test_two_copies_of_a_store_share_no_cache(opened: Open, tmp_path: Path) -> None:
+    one = opened()
+    shutil.copytree(tmp_path / "store", tmp_path / "copy")
+    two = opened(over=open_objects(tmp_path / "copy"))
+    assert one.id == two.id
+    with two.writer() as writer:
+        save(one, "n", [b"the same"])
+        writer.publish("t", "n", writer.add(b"the same"))
+    check(opened("fresh", over=open_objects(tmp_path / "copy")), *kept(two, "n", [b"the same"]))
 
 
 def test_a_stale_cache_follows_a_gc_elsewhere(opened: Open) -> None:

@@ -69,6 +69,7 @@ class Bucket:
                 "an access key and its secret go together", "give both, or neither to use the AWS variables and files"
             )
         self.url = f"{scheme}://{bucket}/{prefix}".rstrip("/")
+        self.place = self.url
         self.bucket = bucket
         self.parallel = 8
         given = {
@@ -82,6 +83,7 @@ class Bucket:
         if scheme == "s3":
             config = aws_settings(config)
             allow_http = _http_allowed(config.get("endpoint"), allow_http)
+            self.place = f"{self.url} {config.get('endpoint', '')}"
         elif config:
             raise BadArgument(f"{next(iter(config))} means nothing for {scheme}://", "use that service's own variables")
         elif scheme in _VARIABLES and not any(name.startswith(_VARIABLES[scheme]) for name in os.environ):

@@ -39,7 +39,7 @@ def _typed(what: str, place: Path) -> Iterator[None]:
 class Folder:
     def __init__(self, root: Path) -> None:
         self.root = Path(os.path.abspath(os.path.expanduser(root)))
-        self.url = str(self.root)
+        self.url = self.place = str(self.root)
         self.parallel = 2
 
     def put(self, name: str, *data: bytes | bytearray | memoryview, soon: bool = True) -> None:

@@ -32,6 +32,7 @@ class Gateway:
         if not address or not key:
             raise BadArgument("sandkeep:// needs a server and a key", "set SANDKEEP_API_URL and SANDKEEP_API_KEY")
         self._address, self._key = address.rstrip("/"), key
+        self.place = self._address
         self._local = threading.Lock()
         self._client: Any = None
         self._pid = 0

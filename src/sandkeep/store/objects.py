@@ -32,6 +32,7 @@ class Objects(Protocol):
     """
 
     url: str
+    place: str  # where exactly that is; two copies of a store differ in it
     parallel: int  # how many requests at once pay
 
     def put(self, name: str, *data: bytes | bytearray | memoryview, soon: bool = True) -> None: ...

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from sandkeep.errors import Corrupt, NotFound, StateConflict, StoreMissing, Unsupported
-from sandkeep.store.format import VERSION, record_name, seal
+from sandkeep.store.format import VERSION, record_name, seal, sha256
 from sandkeep.store.index import Index
 from sandkeep.store.lease import LEASE, put_sealed, read_sealed
 from sandkeep.store.objects import Objects, check_name
@@ -31,7 +31,9 @@ class Repository:
 
     def __init__(self, objects: Objects, store_id: str, cache: Path, lease: float) -> None:
         self.objects, self.id, self.lease = objects, store_id, lease
-        self.index = Index(objects, cache / store_id, store_id)
+        # Two copies of a store have one id and need not hold the same.
+        where = sha256(objects.place.encode(errors="surrogateescape")).hex()[:16]
+        self.index = Index(objects, cache / f"{store_id}-{where}", store_id)
         self._reader = Reader(objects, self.index)
         self._records = Records(objects, self.index)
 
