@@ -1,11 +1,10 @@
-"""Real pip in a sandbox, through the filtering proxy, to the registry that pip of this machine is set up for. As any user."""
+"""Real pip in a sandbox, through the filtering proxy, to an index of packages. As any user."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +12,20 @@ import httpx
 
 from serving import made, ran, serving
 
-PACKAGE = "idna"
-_PIP = "PYTHONPATH=/tmp/pip.zip python3 -m pip --disable-pip-version-check --no-cache-dir"
+PACKAGE, VERSION = "carried", "1.0"
+_PIP = "PIP_CERT=/tmp/certificate PYTHONPATH=/tmp/pip.zip python3 -m pip --disable-pip-version-check --no-cache-dir"
 _ASK = "--no-deps --only-binary :all: --retries 1 --timeout 60 -d got"
 
 
 def story(home: Path, asked: dict[str, Any]) -> dict[str, Any]:
-    """`asked`: runtime, private networks, index, hosts, pip as a zip file, perhaps certificates. Each outcome by its rules."""
+    """`asked`: runtime, private networks, index, its certificate, hosts, pip as a zip file. Each outcome by its rules."""
     private = [word for one in asked["private"] for word in ("--egress-private", one)]
     with serving(home / "served", "--runtime", asked["runtime"], *private) as server:
         api = server.api()
         id = made(api, egress={"allow": asked["hosts"]}, secrets={"PIP_INDEX_URL": asked["index"]})
         put(api, id, "/tmp/pip.zip", Path(asked["pip"]))
-        command = f"rm -rf got; {_PIP} download {_ASK} {PACKAGE}=={version(PACKAGE)} 2>&1; python3 -m zipfile -l got/*"
-        if asked["cert"]:
-            put(api, id, "/tmp/certificates", Path(asked["cert"]))
-            command = "export PIP_CERT=/tmp/certificates; " + command
+        put(api, id, "/tmp/certificate", Path(asked["cert"]))
+        command = f"rm -rf got; {_PIP} download {_ASK} {PACKAGE}=={VERSION} 2>&1; python3 -m zipfile -l got/*"
         told = {"allowed": ran(api, id, command)}
         for name, rules in (
             ("refused", {"allow": ["other.example"]}),

@@ -1,59 +1,75 @@
-"""Egress rules with real pip and real TLS, against the registry of this machine's own pip configuration."""
+"""Egress rules with real pip and real TLS, against an index of packages on this machine's loopback."""
 
 from __future__ import annotations
 
+import functools
 import json
-import re
 import shutil
-import socket
 import ssl
 import subprocess
-import sys
-import urllib.request
+import threading
 import zipfile
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import urljoin, urlsplit
 
 import pytest
 
 import ordinary_user
 import pip_story
 
-WAIT = 60.0
-CONFIGURED = """
-import json
-from pip._internal.commands import create_command
-found = create_command("download").parser.get_default_values()
-print(json.dumps([None if found.no_index else found.index_url, found.cert]))
-"""
+HOST = "127.0.0.2"
+WHEEL = f"{pip_story.PACKAGE}-{pip_story.VERSION}-py3-none-any.whl"
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        pass
 
 
 @pytest.fixture(scope="module")
-def asked() -> dict[str, Any]:
-    """What pip is set up for. Fails where nothing can be fetched from there."""
-    done = subprocess.run([sys.executable, "-c", CONFIGURED], capture_output=True, text=True, timeout=WAIT, check=False)
-    assert done.returncode == 0, f"no pip in this Python: python -m ensurepip\n{done.stderr}"
-    index, cert = json.loads(done.stdout)
-    assert index, "pip has no index: pip config set global.index-url https://…"
-    assert urlsplit(index).scheme == "https", "pip's index is not https: pip config set global.index-url https://…"
-    page = f"{index.rstrip('/')}/{pip_story.PACKAGE}/"
-    parts = urlsplit(page)
-    bare = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-    opener = urllib.request.build_opener(
-        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=cert))
-    )
-    try:
-        with opener.open(bare, timeout=WAIT) as answer:
-            links = re.findall(r'href="([^"]+)"', answer.read().decode())
-        hosts = sorted({urlsplit(urljoin(bare, link)).hostname or "" for link in [bare, *links]})
-        found = {entry[4][0] for host in hosts for entry in socket.getaddrinfo(host, 443, type=socket.SOCK_STREAM)}
-    except OSError as error:
-        pytest.fail(
-            f"pip's index can't be reached directly from here: {error}; pip config set global.index-url https://…"
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """An index with one package, behind a certificate that only who is told of it trusts."""
+    folder = tmp_path_factory.mktemp("index")
+    key, cert = folder / "key", folder / "cert"
+    make = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-days",
+        "2",
+    ]
+    names = ["-subj", "/CN=index", "-addext", f"subjectAltName=IP:{HOST}"]
+    subprocess.run([*make, *names, "-keyout", key, "-out", cert], check=True, capture_output=True, timeout=60)
+    page = folder / "site" / "simple" / pip_story.PACKAGE
+    page.mkdir(parents=True)
+    (page / "index.html").write_text(f'<a href="{WHEEL}">{WHEEL}</a>')
+    about = f"{pip_story.PACKAGE}-{pip_story.VERSION}.dist-info"
+    with zipfile.ZipFile(page / WHEEL, "w") as wheel:
+        wheel.writestr(f"{pip_story.PACKAGE}/__init__.py", "")
+        wheel.writestr(
+            f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {pip_story.PACKAGE}\nVersion: {pip_story.VERSION}\n"
         )
-    private = sorted(map(str, found))  # a mirror may well be in a network of the machine's own
-    return {"index": index, "cert": cert, "hosts": hosts, "private": private}
+        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{about}/RECORD", "")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(cert, key)
+    with ThreadingHTTPServer((HOST, 0), functools.partial(Quiet, directory=str(folder / "site"))) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            index = f"https://{HOST}:{server.server_port}/simple/"
+            yield {"index": index, "cert": str(cert), "hosts": [f"{HOST}/32"], "private": [f"{HOST}/32"]}
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def with_pip(asked: dict[str, Any], folder: Path, **more: Any) -> dict[str, Any]:
@@ -65,12 +81,10 @@ def with_pip(asked: dict[str, Any], folder: Path, **more: Any) -> dict[str, Any]
         for file in source.rglob("*"):
             if file.is_file() and file.suffix != ".pyc":
                 packed.write(file, file.relative_to(source.parent))
-    files = [folder / "pip.zip"]
-    if asked["cert"]:
-        files.append(Path(shutil.copy(asked["cert"], folder / "certificates")))
-    for file in files:
+    cert = Path(shutil.copy(asked["cert"], folder / "certificate"))
+    for file in (folder / "pip.zip", cert):
         file.chmod(0o644)
-    return {**asked, **more, "pip": str(files[0]), "cert": str(files[1]) if asked["cert"] else None}
+    return {**asked, **more, "pip": str(folder / "pip.zip"), "cert": str(cert)}
 
 
 def check(told: dict[str, Any]) -> None:
