@@ -13,7 +13,7 @@ import httpx
 from serving import made, ran, serving
 
 PACKAGE, VERSION = "carried", "1.0"
-_PIP = "PIP_CERT=/tmp/certificate PYTHONPATH=/tmp/pip.zip python3 -m pip --disable-pip-version-check --no-cache-dir"
+_PIP = "PIP_CONFIG_FILE=/dev/null PIP_CERT=/tmp/certificate PYTHONPATH=/tmp/pip.zip python3 -m pip --disable-pip-version-check --no-cache-dir"
 _ASK = "--no-deps --only-binary :all: --retries 1 --timeout 60 -d got"
 
 
