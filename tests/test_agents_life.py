@@ -78,6 +78,7 @@ def test_refusals_change_nothing(make_agent: MakeAgent, home: Path, monkeypatch:
         {"type": "nobody"}, {"workspace_mode": "chaos"}, {"api_key": "x"}, {"secrets": {"1BAD": "x"}}, {"nonsense": 1},
         {"files": {"../out": "x"}}, {"files": {"/abs": "x"}}, {"context": {"a": 5}}, {"skills": {"s": "x"}},
         {"mcp_servers": {"m": {"command": "x"}}}, {"files": {"a": Path("/does/not/exist")}}, {"type": "claude"},
+        {"tag": "-x"}, {"files": 5}, {"context": "text"},
         {"type": "claude", "api_key": SECRET, "mcp_servers": {"m": {"command": "x", "env": {"K": SECRET}}}},
     ):  # fmt: skip
         with pytest.raises(BadArgument):
@@ -86,7 +87,7 @@ def test_refusals_change_nothing(make_agent: MakeAgent, home: Path, monkeypatch:
     for call in (
         {"prompt": ""}, {"prompt": "a\0b"}, {"prompt": "x" * 130_000}, {"prompt": "x", "timeout": 0},
         {"prompt": "x", "background": True, "timeout": 5.0}, {"prompt": "x", "schema": {"type": "thing"}},
-        {"prompt": "x", "schema": {"oneOf": []}},
+        {"prompt": "x", "schema": {"oneOf": []}}, {"prompt": "x", "checkpoint_comment": 5}, {"prompt": "x", "timeout": "soon"},
     ):  # fmt: skip
         with pytest.raises(BadArgument):
             agent.run(**call)

@@ -56,6 +56,8 @@ __getattr__ = lazily(
 
 def connect(url: str | None = None, *, api_key: str | None = None) -> Remote:
     """A Sandkeep server: its `Sandbox` and `AsyncSandbox` are used as those here. Needs `sandkeep[client]`."""
-    from sandkeep.client import connect as to_server
+    from sandkeep.errors import extra
 
+    with extra("client"):
+        from sandkeep.client import connect as to_server
     return to_server(url, api_key=api_key)

@@ -277,6 +277,17 @@ def system() -> Iterator[None]:
         raise
 
 
+@contextlib.contextmanager
+def extra(name: str) -> Iterator[None]:
+    """Where a part imports what only its extra brings: without it, the line that installs it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "sandkeep":
+            raise
+        raise RuntimeMissing(f"this needs the library {error.name}", f"pip install 'sandkeep[{name}]'") from error
+
+
 def by_code(code: str) -> type[SandkeepError]:
     """The class that carries this code: how an error comes back from the other side of a wire."""
     found = {

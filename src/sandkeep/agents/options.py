@@ -14,6 +14,7 @@ from sandkeep.agents.events import Masker
 from sandkeep.agents.setup import Named
 from sandkeep.agents.spec import AgentSpec
 from sandkeep.checkpoints.catalog import Store
+from sandkeep.checkpoints.records import check_words
 from sandkeep.errors import BadArgument
 from sandkeep.model import HOME, WORKSPACE, Limits, Mount
 from sandkeep.sandbox.home import Home
@@ -52,6 +53,7 @@ class Options:
         self.spec: AgentSpec = registry.find(self.type)
         self.place = Home(self.home)
         setup.check_mode(self.workspace_mode)
+        check_words(self.tag, None, None, {"name": "", "fingerprint": ""})
         self.tag = self.tag or f"{self.type}-{random.token_hex(6)}"
         self.all_secrets = self._secrets()
         self.masker = Masker(self.all_secrets)

@@ -35,13 +35,15 @@ def folders(mode: str) -> list[str]:
 def files_below(folder: str, named: Named | None, what: str) -> dict[str, bytes]:
     """Path inside → content; a folder of the host is taken with all below it. Nothing leaves `folder`."""
     found: dict[str, bytes] = {}
+    if named is not None and not isinstance(named, Mapping):
+        raise BadArgument(f"{what} must be a dict of names and contents, not {type(named).__name__}")
     for name, content in (named or {}).items():
         path = PurePosixPath(name) if isinstance(name, str) and name else PurePosixPath("/")
         if path.is_absolute() or ".." in path.parts or "\0" in name:
             raise BadArgument(f"{what}: {name!r} is not a relative path", f"it is taken below {folder}")
         if isinstance(content, Path) and content.is_dir():
             for file in sorted(one for one in content.rglob("*") if one.is_file()):
-                found[f"{folder}/{path}/{file.relative_to(content)}"] = file.read_bytes()
+                found[f"{folder}/{path}/{file.relative_to(content)}"] = _bytes(file, f"{what}: {name}")
         else:
             found[f"{folder}/{path}"] = _bytes(content, f"{what}: {name}")
     return found

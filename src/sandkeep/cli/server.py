@@ -11,15 +11,13 @@ import click
 
 from sandkeep.cli.output import guarded, json_option, show, table, when
 from sandkeep.cli.sandbox import home_option, pairs
-from sandkeep.errors import RuntimeMissing
+from sandkeep.errors import extra
 
 
 def settings(**given: Any) -> Any:
     """The server's settings; says how to install the server's libraries if they are missing."""
-    try:
+    with extra("server"):
         from sandkeep.server.settings import Settings
-    except ModuleNotFoundError as error:
-        raise RuntimeMissing(f"the server needs the library {error.name}", "pip install 'sandkeep[server]'") from error
     return Settings(**{name: value for name, value in given.items() if value is not None})
 
 

@@ -3,6 +3,9 @@
 The only part of Sandkeep that imports langgraph (extra `langgraph`).
 """
 
-from sandkeep.langgraph.saver import SNAPSHOT_KEY, CheckpointSaver
+try:
+    from sandkeep.langgraph.saver import SNAPSHOT_KEY, CheckpointSaver
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(f"{error}: pip install 'sandkeep[langgraph]'", name=error.name) from error
 
 __all__ = ["SNAPSHOT_KEY", "CheckpointSaver"]

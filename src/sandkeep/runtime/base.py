@@ -22,10 +22,11 @@ from typing import IO, Literal
 import zstandard
 
 from sandkeep.errors import BadArgument
-from sandkeep.runtime import skeleton
+from sandkeep.runtime import kernel, skeleton
 from sandkeep.runtime.elevate import elevated, id_map
 
 _NEITHER = "neither /usr nor /bin is in it"
+_PROGRAMS = ("usr/local/bin", "usr/bin", "bin")  # where process 1 looks for its interpreter
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,27 @@ def resolve(spec: str, home: Path) -> Base:
         digest = _digest(path)
         return Base("tar", spec, _once(home, digest, _unpack, str(path)), False, f"tar-{digest}")
     raise BadArgument(f"base {spec!r} does not exist", "use 'host', a folder or a tar file")
+
+
+def lacks(base: Base) -> str:
+    """What process 1 needs and this base has not; nothing where it has all, or can't be looked into."""
+    if base.kind == "host":
+        return ""
+    needed = {"/usr/bin/env": ["usr/bin/env"], "python3": [f"{place}/python3" for place in _PROGRAMS]}
+    return " and ".join(name for name, paths in needed.items() if not any(_found(base.root, path) for path in paths))
+
+
+def _found(root: Path, path: str) -> bool:
+    folder = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.close(kernel.open_in_root(folder, path, os.O_PATH))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    finally:
+        os.close(folder)
+    return True
 
 
 def _is_root(folder: Path) -> bool:

@@ -71,7 +71,10 @@ class Driver:
         (plan.dir / "bundle/config.json").write_text(json.dumps(spec.bundle(plan, self.facts())))
         try:
             elevated(_launch, self, plan, image)
-            self.settle(plan.dir)
+            try:
+                self.settle(plan.dir)
+            except FileNotFoundError as error:
+                raise self._ended(plan.id, plan.dir) from error
             self._record(plan.id, plan.dir)
         except BaseException:
             self.stop(plan.id, plan.dir)
@@ -94,10 +97,14 @@ class Driver:
         pid = int((dir / "runtime/pid").read_text())
         one = process.find(pid)
         if one is None or not one.alive():
-            raise RuntimeFailed(f"process 1 of sandbox {id} ended at once: {tail(dir)}")
+            raise self._ended(id, dir)
         fresh = dir / "bundle/process.new"
         fresh.write_text(f"{one.pid} {one.started}")
         fresh.rename(dir / "bundle/process")
+
+    @staticmethod
+    def _ended(id: str, dir: Path) -> RuntimeFailed:
+        return RuntimeFailed(f"process 1 of sandbox {id} ended at once: {tail(dir)}", "run `sandkeep doctor`")
 
     def command(self, plan: Plan, image: list[str]) -> list[str]:
         verb = ["restore", *image] if image else ["run"]

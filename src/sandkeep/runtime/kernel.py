@@ -38,6 +38,7 @@ _FSCONFIG_CMD_CREATE = 6
 RESOLVE_NO_MAGICLINKS = 0x02
 RESOLVE_NO_SYMLINKS = 0x04
 RESOLVE_BENEATH = 0x08
+RESOLVE_IN_ROOT = 0x10
 
 _X86 = os.uname().machine == "x86_64"
 _PIVOT_ROOT = 155 if _X86 else 41
@@ -146,6 +147,12 @@ class _How(ctypes.Structure):
 def open_beneath(folder: int, path: str, flags: int) -> int:
     """Open `path` under `folder`; a symlink or `..` anywhere in it is refused by the kernel."""
     how = _How(flags | os.O_CLOEXEC, 0, RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS)
+    return _call("openat2", _OPENAT2, folder, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how))
+
+
+def open_in_root(folder: int, path: str, flags: int) -> int:
+    """Open `path` as it would be found with `folder` as the root; symlinks lead nowhere else."""
+    how = _How(flags | os.O_CLOEXEC, 0, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)
     return _call("openat2", _OPENAT2, folder, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how))
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from sandkeep.checkpoints.catalog import Store
-from sandkeep.errors import SandboxDead, SandboxPaused, SandkeepError
+from sandkeep.errors import BadArgument, RuntimeFailed, SandboxDead, SandboxPaused, SandkeepError
 from sandkeep.layers.pool import throw_away
 from sandkeep.model import RestoreReport, State
-from sandkeep.runtime.base import Base, resolve
-from sandkeep.runtime.driver import DRIVERS, Driver
+from sandkeep.runtime.base import Base, lacks, resolve
+from sandkeep.runtime.driver import DRIVERS, Driver, tail
 from sandkeep.runtime.link import Link, guest_argv, guest_code
 from sandkeep.runtime.plan import Plan
 from sandkeep.sandbox.home import Home, lock
@@ -99,11 +99,27 @@ class Machine:
         (self.folder / "run").mkdir(exist_ok=True, mode=0o700)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.folder / "run" / "guest.sock")
-        engine = self.driver(record)
-        engine.start(self.plan(record, record.stack, record.top))
-        self.link.close()
-        self.link.ready(READY_SECONDS, lambda: engine.alive(self.id, self.folder))
+        engine, plan = self.driver(record), self.plan(record, record.stack, record.top)
+        try:
+            engine.start(plan)
+            self.link.close()
+            self.link.ready(READY_SECONDS, lambda: engine.alive(self.id, self.folder))
+        except (RuntimeFailed, SandboxDead) as error:
+            raise self._why_not(plan, error) from error
         self.give(session, secrets)
+
+    def _why_not(self, plan: Plan, error: SandkeepError) -> SandkeepError:
+        """Why it did not start, with what process 1 said: the folder that holds its words may go now."""
+        if missing := lacks(plan.base):
+            return BadArgument(
+                f"base {plan.base.spec!r} has no {missing}", "a base needs /usr/bin/env and Python 3.8 or newer"
+            )
+        remedy = "run `sandkeep doctor`"
+        if plan.layers:
+            remedy += "; if Python was removed or broken inside, go back to an older state, or read its files from its checkpoint"
+        if isinstance(error, SandboxDead):
+            return RuntimeFailed(f"{error.message}: {tail(self.folder)}".rstrip(": "), remedy)
+        return type(error)(error.message, remedy, **error.details).at(error.place)
 
     def give(self, session: dict[str, Any] | None, secrets: dict[str, str]) -> None:
         """`more_env` and `more_cwd` are what a caller asks for on top of a session: unlike a session's own, that folder must be there."""

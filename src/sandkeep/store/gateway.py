@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from sandkeep.errors import BadArgument, Corrupt, NotFound, StoreDenied, StoreError, StoreFull, StoreUnreachable
+from sandkeep.errors import BadArgument, Corrupt, NotFound, StoreDenied, StoreError, StoreFull, StoreUnreachable, extra
 from sandkeep.store.objects import check_name, check_prefix
 
 _TRIES = 5
@@ -85,7 +85,8 @@ class Gateway:
 
     def _pool(self) -> Any:
         """Of this process: connections do not survive a fork."""
-        import httpx
+        with extra("client"):
+            import httpx
 
         with self._local:
             if self._client is None or self._pid != os.getpid():
@@ -96,7 +97,8 @@ class Gateway:
 
     def _ask(self, method: str, name: str, **options: Any) -> Any:
         """Every request may be repeated: it sets or removes a whole object."""
-        import httpx
+        with extra("client"):
+            import httpx
 
         path = f"/storage/{name}" if name else "/storage"
         for attempt in range(_TRIES):

@@ -21,9 +21,11 @@ from sandkeep.agents.response import AgentResponse, AgentStatus, RunStatus
 from sandkeep.agents.schema import check_schema
 from sandkeep.agents.setup import Named
 from sandkeep.checkpoints.catalog import Store
+from sandkeep.checkpoints.records import check_comment
 from sandkeep.errors import AgentMismatch, BadArgument, FileError, NotFound, SandboxNotFound, SandkeepError
 from sandkeep.model import HOME, WORKSPACE, CheckpointInfo, RestoreReport, State
 from sandkeep.sandbox import Sandbox, keeping
+from sandkeep.sandbox._sync.commands import checked_seconds
 
 log = logging.getLogger("sandkeep.agents")
 Channel = Literal["content", "stdout", "stderr", "lifecycle"]
@@ -110,12 +112,13 @@ class Agent:
         `from_checkpoint` (an id, a name or "latest") puts the agent into a fresh sandbox that is what the checkpoint says.
         """
         check_prompt(prompt)
+        check_comment(checkpoint_comment)
         if schema is not None:
             check_schema(schema)
         if background and (timeout is not None or schema is not None):
             raise BadArgument("a background run takes neither timeout nor schema", "use wait() to follow it")
-        if timeout is not None and not timeout > 0:
-            raise BadArgument(f"timeout must be above zero, not {timeout!r}", "leave it out for no limit")
+        if timeout is not None:
+            checked_seconds(timeout)
         if from_checkpoint is not None and self._options.sandbox_id is not None:
             raise BadArgument("from_checkpoint makes a fresh sandbox: it excludes sandbox_id", "give one of them")
         with self._holding.during(RUNNING):
