@@ -296,8 +296,10 @@ def test_bad_requests_are_refused_in_one_shape_and_change_nothing(api: httpx.Cli
         {"env": {"1": "x"}},
         {"surprise": 1},
         {"cwd": "relative"},
+        {"metadata": {"x": 1 << 70}},
     ):
         told(api.post("/sandboxes", json=body), 400, "BAD_ARGUMENT")
+    assert api.get("/sandboxes").json()["sandboxes"] == []
     told(api.post("/sandboxes", json={"cwd": "/no/such"}), 404, "FILE_NOT_FOUND")
     told(api.post("/sandboxes", json={"metadata": {"x": "y" * (2 << 20)}}), 400, "BAD_ARGUMENT")
     told(api.post("/sandboxes", json={"network": "host"}), 403, "DENIED")

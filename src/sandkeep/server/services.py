@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from sandkeep.checkpoints.catalog import Store
 from sandkeep.errors import BadArgument, CheckpointNotFound, Denied, SandboxElsewhere, SandboxNotFound, SandkeepError
-from sandkeep.model import CheckpointInfo, Limits, RestoreReport, SandboxInfo, SnapshotInfo
+from sandkeep.model import CheckpointInfo, Limits, RestoreReport, SandboxInfo, SnapshotInfo, check_metadata
 from sandkeep.sandbox import AsyncSandbox, lifecycle, pausing
 from sandkeep.sandbox._async.bridge import blocking
 from sandkeep.server.egress import Egress, Rules
@@ -129,8 +129,10 @@ class Services:
             "base": base, "runtime": runtime, "env": new.env, "secrets": new.secrets, "limits": new.limits, "network": new.network,
             "cwd": new.cwd, "metadata": new.metadata, "from_checkpoint": new.from_checkpoint, "require": new.require,
         }  # fmt: skip
+        lifecycle.check_options(new.limits, new.network, None, new.cwd)
         lifecycle.check_variables("env", new.env)
         lifecycle.check_variables("secrets", new.secrets)
+        check_metadata(new.metadata)
         return await self.keeper.create(
             self.hands.home.new_id(), scope, lambda session: self.hands.create(session, options), project=new.project,
             metadata=new.metadata, config=config, request=request, **self._policy(new),
