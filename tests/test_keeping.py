@@ -6,6 +6,7 @@ import io
 import secrets
 import sqlite3
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,16 @@ def test_lineage_latest_names_and_branches(make: Make, home: Path) -> None:
     assert store.get(one.id).metadata == {"by": "me"}
     sb.restore(one.id)
     assert sb.checkpoint().parent_id == one.id
+
+
+def test_checkpoints_at_once_are_one_line(make: Make, home: Path) -> None:
+    sb = make()
+    others = [Sandbox.attach(sb.id, home=home) for _ in range(3)]
+    with ThreadPoolExecutor(4) as pool:
+        made = [job.result() for job in [pool.submit(one.checkpoint) for one in (sb, *others) for _ in range(2)]]
+    with Store(home=home) as store:
+        line = [one.id for one in store.lineage("latest")]
+    assert sorted(line) == sorted(info.id for info in made)
 
 
 def test_nothing_changed_uploads_nothing_and_has_the_same_hash(make: Make) -> None:
