@@ -114,18 +114,40 @@ def test_a_damaged_index_object_is_mended_by_gc(opened: Open, objects: Objects, 
 def test_hostile_sizes_are_refused_before_memory_is_taken(opened: Open, objects: Objects) -> None:
     repo = opened()
     bomb = fmt.compress(bytes(200 << 20), 1)
-    name = "index/zz"
+    name, pack = "index/zz", f"packs/{fmt.unique()}"
     block = fmt.Block(8, len(bomb), 1000, 0, 1)
-    objects.put("packs/0b", fmt.PACK + bomb)
-    objects.put(name, fmt.index_object(name, [fmt.PackIndex("packs/0b", [block], bytes(32), fmt.array("I", [1000]))]))
+    objects.put(pack, fmt.PACK + bomb)
+    objects.put(name, fmt.index_object(name, [fmt.PackIndex(pack, [block], bytes(32), fmt.array("I", [1000]))]))
     repo.refresh()
-    for blob in (bytes(32),):
-        with pytest.raises((Corrupt, NotFound)):
-            repo.read(blob)
+    with pytest.raises((Corrupt, NotFound)):
+        repo.read(bytes(32))
     lying = fmt.Block(8, 10, 5 << 30 & 0xFFFFFFFF, 0, 1)
-    for index in (
-        fmt.PackIndex("packs/0b", [lying], bytes(32), fmt.array("I", [lying.raw])),
-        fmt.PackIndex("packs/../../x", [], b"", fmt.array("I")),
+    index = fmt.PackIndex(pack, [lying], bytes(32), fmt.array("I", [lying.raw]))
+    good = fmt.unseal(name, objects.get(name))
+    for number, payload in enumerate(
+        [
+            fmt.unseal(name, fmt.index_object(name, [index])),
+            b"",
+            b"\xff\xff\xff\xff" + good[4:],
+            bytes(4) + good[4:],
+            good[:19],
+            good[:19] + fmt.compress(b"\xff" * 8, 1),
+            good[:19] + fmt.compress(bytes(8) * 2, 1),
+            good[:19] + bomb,
+        ]
     ):
-        objects.put(name, fmt.index_object(name, [index]))
-        assert name in opened("fresh").index.bad() or opened("fresh2").verify()
+        objects.put(name, fmt.seal(name, payload))
+        fresh = opened(f"fresh{number}")
+        fresh.refresh()
+        assert name in fresh.index.bad() or fresh.verify(), number
+
+
+def test_a_pack_under_a_name_of_no_writer_is_left_over(opened: Open, objects: Objects) -> None:
+    repo = opened()
+    save(repo, "one", mixed(4))
+    (name,) = [name for name, _, _ in objects.list("packs/")]
+    objects.put("packs/0123", objects.get(name))
+    objects.put("index/zz", b"damaged")
+    repo.gc(lambda: live(repo))
+    assert [name for name, _, _ in objects.list("packs/")] == [name]
+    assert repo.verify() == []

@@ -25,18 +25,19 @@ import zstandard
 
 from sandkeep.errors import Corrupt
 
-VERSION = 2
+VERSION = 3
 SEAL = b"SKSEAL\x01\n"
 PACK = b"SKPACK\x01\n"
 MAX_BLOB = 64 << 20
 MAX_INDEX = 1 << 30  # bytes of one decompressed index object
 
 _LONG = re.compile(r"[A-Za-z0-9_-]{20,}")
-_PACK_NAME = re.compile(r"packs/[0-9a-f-]{1,100}")
+_PACK_NAME = re.compile(r"packs/[0-9a-f]{14}-[0-9a-f]{16}")
 _HEAD = struct.Struct("<II")
 _BLOCK = struct.Struct("<IIII")
 _TRAILER = struct.Struct("<I")
-_PACK_HEAD = struct.Struct("<BI")
+_COUNT = struct.Struct("<I")
+_NAME = 15  # bytes of a unique name
 _local = threading.local()
 
 
@@ -170,6 +171,12 @@ class PackIndex:
             ]
         )
 
+    @staticmethod
+    def length(data: bytes, at: int) -> int:
+        """Of the one that begins there."""
+        blocks, blobs = _HEAD.unpack_from(data, at)
+        return int(_HEAD.size + blocks * _BLOCK.size + 36 * blobs)
+
     @classmethod
     def decode(cls, name: str, data: bytes, ids: bool = True) -> PackIndex:
         width = 32 if ids else 0
@@ -201,6 +208,11 @@ def _little(numbers: array[int]) -> array[int]:
     return numbers
 
 
+def is_pack(name: str) -> bool:
+    """Whether it is a name that a writer gives a pack: an index can't have others."""
+    return _PACK_NAME.fullmatch(name) is not None
+
+
 def pack_footer(index: PackIndex) -> bytes:
     footer = seal(index.name, compress(index.encode(), 1))
     return footer + _TRAILER.pack(len(footer))
@@ -215,27 +227,26 @@ def read_footer(name: str, footer: bytes) -> PackIndex:
 
 
 def index_object(name: str, packs: Iterable[PackIndex]) -> bytes:
-    parts = []
-    for pack in packs:
-        text, body = pack.name.encode(), pack.encode()
-        parts += [_PACK_HEAD.pack(len(text), len(body)), text, body]
-    return seal(name, compress(b"".join(parts), 1))
+    """Names are not compressed, so that how long it is depends on what the packs hold alone."""
+    found = list(packs)
+    names = b"".join(bytes.fromhex(pack.name.removeprefix("packs/").replace("-", "")) for pack in found)
+    return seal(name, _COUNT.pack(len(found)) + names + compress(b"".join(pack.encode() for pack in found), 1))
 
 
 def read_index_object(name: str, data: bytes) -> list[PackIndex]:
-    raw = decompress(unseal(name, data), None, MAX_INDEX, name)
+    payload = unseal(name, data)
     found, at = [], 0
     try:
-        while at < len(raw):
-            text_length, body_length = _PACK_HEAD.unpack_from(raw, at)
-            at += _PACK_HEAD.size
-            text, at = raw[at : at + text_length].decode("ascii"), at + text_length
-            if not _PACK_NAME.fullmatch(text):
-                raise ValueError("a pack has an impossible name")
-            found.append(PackIndex.decode(text, raw[at : at + body_length]))
-            at += body_length
-        if at != len(raw):
-            raise ValueError("it ends too early")
+        (count,) = _COUNT.unpack_from(payload)
+        names = payload[_COUNT.size : (start := _COUNT.size + count * _NAME)]
+        raw = decompress(payload[start:], None, MAX_INDEX, name)
+        for number in range(count):
+            text = names[number * _NAME : (number + 1) * _NAME].hex()
+            end = at + PackIndex.length(raw, at)
+            found.append(PackIndex.decode(f"packs/{text[:14]}-{text[14:]}", raw[at:end]))
+            at = end
+        if at != len(raw) or len(names) != count * _NAME:
+            raise ValueError("its parts do not fit")
     except (ValueError, struct.error) as error:
         raise Corrupt(f"{name} makes no sense: {error}", "run verify", object=name) from error
     return found

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sandkeep.errors import Busy, Corrupt, NotFound, StoreError
-from sandkeep.store.format import PackIndex, index_object, new_index_name, read_index_object, unique
+from sandkeep.store.format import PackIndex, index_object, is_pack, new_index_name, read_index_object, unique
 from sandkeep.store.index import DAMAGE, read_marks
 from sandkeep.store.lease import Lease, Other, others, put_sealed, read_condemned, seal_value
 from sandkeep.store.repack import Describes, Packer, pack_again
@@ -149,7 +149,7 @@ class _Collector:
         known = {str(row[0]) for row in self.index.rows("SELECT name FROM pack")}
         found: list[PackIndex] = []
         for name, size, _ in self.objects.list("packs/"):
-            if name not in known:
+            if name not in known and is_pack(name):
                 try:
                     found.append(read_pack_footer(self.objects, name, size))
                 except (Corrupt, NotFound):
