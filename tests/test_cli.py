@@ -152,6 +152,16 @@ def test_an_export_that_fails_leaves_what_was_there(home: Path, root: Path, tmp_
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "home"]
 
 
+def test_forget_and_gc_say_the_same_bytes(home: Path, root: Path) -> None:
+    with Store(home=home) as store:
+        one, _ = (put(root, store, {"f": os.urandom(500_000)}) for _ in range(2))
+    told = run(home, "checkpoint", "forget", "--keep-last", "1", "--dry-run").stdout
+    assert run(home, "checkpoint", "forget", one).stdout.splitlines()[0] == told.splitlines()[0]
+    free = told.split("would then free ")[1].strip()
+    assert free.endswith(" KiB)")
+    assert run(home, "store", "gc").stdout.startswith(f"freed {free}: removed ")
+
+
 def test_a_sandbox_is_restored_from_its_own_store(home: Path) -> None:
     done = run(home, "checkpoint", "restore", "latest", "--sandbox", "sb-000000000000", "--store", "x", check=2)
     assert "its own store" in done.stderr

@@ -339,15 +339,16 @@ def forget(
 def _say(report: ForgetReport) -> None:
     columns = {
         "id": lambda one: one.id, "time": lambda one: when(one.info.timestamp) if one.info else "",
-        "bytes": lambda one: size(one.bytes), "comment": lambda one: (one.info.comment or "") if one.info else "(damaged)",
+        "bytes": lambda one: f"{one.bytes:,}", "comment": lambda one: (one.info.comment or "") if one.info else "(damaged)",
     }  # fmt: skip
     if report.forgotten:
         table(report.forgotten, columns, False)
     many, kept = count(len(report.forgotten), "checkpoint"), f"{report.kept:,} kept"
+    free = f"free {report.bytes:,} bytes ({size(report.bytes)})"
     if report.dry_run:
-        click.echo(f"would forget {many}, {kept}; `sandkeep store gc` would then free {size(report.bytes)}")
+        click.echo(f"would forget {many}, {kept}; `sandkeep store gc` would then {free}")
     else:
-        click.echo(f"forgot {many}, {kept}; `sandkeep store gc` will free {size(report.bytes)}")
+        click.echo(f"forgot {many}, {kept}; `sandkeep store gc` will {free}")
     for note in report.notes:
         click.echo(f"note: {printable(note)}", err=True)
 

@@ -66,7 +66,8 @@ def gc(dry_run: bool, as_json: bool, **where: Any) -> None:
     if report.removed_objects or report.repacked_packs:
         free, remove, repack = ("would free", "remove", "repack") if dry_run else ("freed", "removed", "repacked")
         objects, packs = count(report.removed_objects, "object"), count(report.repacked_packs, "pack")
-        told = f"{free} {size(report.freed_bytes)}: {remove} {objects}, {repack} {packs}"
+        freed = f"{report.freed_bytes:,} bytes ({size(report.freed_bytes)})"
+        told = f"{free} {freed}: {remove} {objects}, {repack} {packs}"
     if report.waiting_packs:
         told += f"; {count(report.waiting_packs, 'pack')} left to the next gc"
     click.echo(told)
