@@ -41,7 +41,8 @@ def ours(words: list[str]) -> bool:
     if not program.startswith("python"):
         return False
     scripts = [Path(word).name for word in words[1:3]]
-    return any(name.startswith("swift-") for name in scripts) or any("guest.main import main" in w for w in words[1:])
+    code = words[words.index("-c") + 1] if "-c" in words[:-1] else ""
+    return any(name.startswith("swift-") for name in scripts) or "guest.main import main" in code
 
 
 def leftovers() -> set[str]:
