@@ -76,8 +76,14 @@ def test_ctrl_c_ends_the_run_and_keeps_it(home: Path) -> None:
         except SandkeepError:
             return False  # it is still being made
 
+    def heeding() -> None:
+        """Even where the tests were started with Ctrl-C ignored, as shells do in the background."""
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
     argv, env = command(home, "run", "shell", "echo begun > work; sleep 600")
-    with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
+    with subprocess.Popen(
+        argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heeding
+    ) as program:
         until(lambda: any(begun(one.id) for one in Sandbox.list(home=home)), "the run to begin")
         program.send_signal(signal.SIGINT)
         _, told = program.communicate(timeout=120)
