@@ -35,7 +35,9 @@ def run(served: Served, sdk: str, program: str, *words: str, key: str | None = N
         [*argv, str(PROGRAMS / program), *words], cwd=folder, env=environment(served, key or served.key(), **more),
         capture_output=True, text=True, timeout=PATIENCE, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, f"{program} with {sdk}:\n{done.stdout}\n{done.stderr}\nserver:\n{served.log()[-3000:]}"
+    assert done.returncode == 0, (
+        f"{program} with {sdk} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}\nserver:\n{served.log()[-3000:]}"
+    )
     return done.stdout
 
 
