@@ -3,39 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from disks import full, mounted
 from sandkeep import Sandbox
 from sandkeep.errors import SandkeepError, StoreError, StoreFull
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "small"
-    path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(path)], check=True)
-    try:
+    with mounted(tmp_path / "small", "8m") as path:
         yield path
-    finally:
-        subprocess.run(["umount", "-l", str(path)], check=True)
-
-
-@contextlib.contextmanager
-def full(disk: Path) -> Iterator[None]:
-    ballast = disk / "ballast"
-    with open(ballast, "wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(bytes(4096))
-    assert os.statvfs(disk).f_bavail == 0
-    try:
-        yield
-    finally:
-        ballast.unlink()
 
 
 def test_every_refusal_is_typed_and_nothing_is_lost(small: Path) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from disks import full, mounted
 from sandkeep.sandbox.home import Home
 from serving import Served, made, ran
 from waiting import until
@@ -20,30 +19,8 @@ from waiting import until
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "small"
-    path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96m", "none", str(path)], check=True)
-    try:
+    with mounted(tmp_path / "small", "96m") as path:
         yield path
-    finally:
-        subprocess.run(["umount", "-l", str(path)], check=True)
-
-
-@contextlib.contextmanager
-def full(disk: Path) -> Iterator[None]:
-    """No byte is left on it."""
-    ballast = disk / "ballast"
-    with open(ballast, "wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(bytes(1 << 20))
-    with open(ballast, "ab", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(bytes(1 << 10))
-    assert os.statvfs(disk).f_bavail == 0
-    try:
-        yield
-    finally:
-        ballast.unlink()
 
 
 @contextlib.contextmanager
