@@ -21,7 +21,7 @@ from pathlib import Path
 import sandkeep
 
 NAME = "sandkeep-test"
-_LOCK = Path(tempfile.gettempdir()) / "sandkeep-test-user.lock"
+_LOCK = Path("/tmp/sandkeep-test-user.lock")  # one for the machine: the user is, too
 _SETUP = """
 set -e
 while [ "$1" != -- ]; do mount --bind "$1" "$2"; shift 2; done
@@ -53,7 +53,7 @@ def _lines(file: str) -> list[str]:
 def home() -> Iterator[Path]:
     """A folder that the user owns and can reach, removed at the end with whatever subordinate ids own in it."""
     user = ensure()
-    with tempfile.TemporaryDirectory(prefix="sk-user-", dir="/tmp") as folder:
+    with tempfile.TemporaryDirectory(prefix="sk-user-") as folder:
         os.chown(folder, user.pw_uid, user.pw_gid)
         yield Path(folder)
 

@@ -30,7 +30,7 @@ class Postgres:
     """One PostgreSQL server in a temporary folder, on a Unix socket and a loopback port."""
 
     def __init__(self) -> None:
-        self.home = Path(tempfile.mkdtemp(prefix="sk-pg-", dir="/tmp"))
+        self.home = Path(tempfile.mkdtemp(prefix="sk-pg-"))
         self._process: subprocess.Popen[bytes] | None = None
         self._port = 0
         self._as: list[str] = []

@@ -6,7 +6,6 @@ import hashlib
 import os
 import socket
 import stat
-import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from sandkeep.checkpoints.base import Base
 from sandkeep.checkpoints.capture import Source, capture
 from sandkeep.checkpoints.catalog import Store
 from sandkeep.model import CheckpointInfo
+from sandkeep.runtime import kernel
 from sandkeep.store.objects import open_objects
 from sandkeep.store.repository import Repository
 
@@ -83,31 +83,32 @@ def _memory_will_do() -> bool:
 
 @contextmanager
 def overlay(at: Path, lowers: Sequence[Path], upper: Path) -> Iterator[Path]:
-    """Mount; `lowers` lowest first."""
-    mount, work = at / "mount", at / f"work-{upper.name}"
-    for folder in (mount, work, upper):
+    """A writable mount; `lowers` lowest first."""
+    work = at / f"work-{upper.name}"
+    for folder in (work, upper):
         folder.mkdir(parents=True, exist_ok=True)
-    stack = ":".join(str(lower) for lower in reversed(lowers))
-    options = f"userxattr,volatile,lowerdir={stack},upperdir={upper},workdir={work}"
-    subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, str(mount)], check=True)
-    try:
-        yield mount
-    finally:
-        subprocess.run(["umount", str(mount)], check=True)
+    with _mounted(lowers, ("upperdir", str(upper)), ("workdir", str(work)), ("volatile", None)) as mounted:
+        yield mounted
 
 
 @contextmanager
 def view(at: Path, lowers: Sequence[Path]) -> Iterator[Path]:
-    """Mount read-only."""
-    mount, empty = at / "mount", at / "empty"
-    mount.mkdir(parents=True, exist_ok=True)
-    empty.mkdir(exist_ok=True)
-    stack = ":".join(str(lower) for lower in [*reversed(lowers), empty])
-    subprocess.run(["mount", "-t", "overlay", "overlay", "-o", f"userxattr,lowerdir={stack}", str(mount)], check=True)
+    """A mount to read."""
+    empty = at / "empty"
+    empty.mkdir(parents=True, exist_ok=True)
+    with _mounted([empty, *lowers]) as mounted:
+        yield mounted
+
+
+@contextmanager
+def _mounted(lowers: Sequence[Path], *more: tuple[str, str | None]) -> Iterator[Path]:
+    """Attached nowhere: a mount namespace that another test makes meanwhile would copy it, and keep it."""
+    stack: list[tuple[str, str | None]] = [("lowerdir+", str(lower)) for lower in reversed(lowers)]
+    fd = kernel.make_mount("overlay", [("userxattr", None), *stack, *more], 0)
     try:
-        yield mount
+        yield Path(f"/proc/{os.getpid()}/fd/{fd}")
     finally:
-        subprocess.run(["umount", str(mount)], check=True)
+        os.close(fd)
 
 
 def looks(root: Path, raw: bool = False) -> dict[bytes, Any]:

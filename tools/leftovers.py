@@ -1,63 +1,68 @@
-"""What of ours is still mounted, running, bound or in a cgroup on this machine. Prints one item a line.
+"""What a run of the tests left mounted, running or in a control group. Prints one item a line and fails if there is any.
 
---against TEXT  fail if there is anything that TEXT (an earlier answer) does not have
+    leftovers.py MARK
+
+MARK is the name of the run's folder for temporary files. Homes lie below it, so whatever is ours has it in its arguments,
+its environment or its mounts: what others run on this machine meanwhile is not looked at.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-
-def mounts() -> set[str]:
-    lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    return {f"mount {line.split()[4]}" for line in lines if "sandkeep" in line or "/sk-" in line or "/tops/" in line}
+_SIGNS = ("cmdline", "environ", "mountinfo")
+_PATIENCE = 30.0
 
 
-def cgroups() -> set[str]:
-    """Those of ours that still hold a process."""
-    found = [Path("/sys/fs/cgroup").glob(f"{above}sandkeep-*/cgroup.procs") for above in ("", "*/")]
-    return {f"cgroup {path.parent}" for paths in found for path in paths if path.read_text().strip()}
+def mounts(mark: str) -> Iterator[str]:
+    for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
+        if mark in line:
+            yield f"mount {line.split()[4]}"
 
 
-def processes() -> set[str]:
-    found = set()
+def processes(mark: str) -> Iterator[str]:
+    """Those that run in a control group of a sandbox, and all others that carry the mark; not who asks, nor who asked for that."""
+    asking = set(_ancestors("self"))
     for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            words = [word.decode(errors="replace") for word in (folder / "cmdline").read_bytes().split(b"\0")]
-        except OSError:
+        if folder.name in asking or not any(mark in _read(folder / name) for name in _SIGNS):
             continue
-        if ours(words):
-            found.add(f"process {folder.name} {' '.join(words)[:120]}")
-    return found
+        words = _read(folder / "cmdline").replace("\0", " ").strip()
+        if words:  # a zombie, or one of the kernel's, has none
+            yield f"process {folder.name} {words[:160]} {_group(folder)}".rstrip()
 
 
-def ours(words: list[str]) -> bool:
-    """By what it runs, not by what its arguments mention: a shell of somebody else's may quote any of this."""
-    program = Path(words[0]).name
-    if program.startswith("runsc-"):
-        return True
-    if not program.startswith("python"):
-        return False
-    scripts = [Path(word).name for word in words[1:3]]
-    code = words[words.index("-c") + 1] if "-c" in words[:-1] else ""
-    return any(name.startswith("swift-") for name in scripts) or "guest.main import main" in code
+def _group(folder: Path) -> str:
+    groups = [line.rpartition(":")[2] for line in _read(folder / "cgroup").splitlines()]
+    return next((f"in {group}" for group in groups if "/sandkeep-" in group), "")
 
 
-def leftovers() -> set[str]:
-    return mounts() | cgroups() | processes()
+def _ancestors(pid: str) -> Iterator[str]:
+    while pid != "0":
+        status = dict(line.split(":", 1) for line in _read(Path("/proc") / pid / "status").splitlines() if ":" in line)
+        yield status["Pid"].strip()
+        pid = status["PPid"].strip()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def leftovers(mark: str) -> list[str]:
+    return sorted({*mounts(mark), *processes(mark)})
 
 
 def main() -> int:
-    if sys.argv[1:2] != ["--against"]:
-        print("\n".join(sorted(leftovers())))
-        return 0
-    before = set(sys.argv[2].splitlines())
-    deadline = time.monotonic() + 20
-    while (left := leftovers() - before) and time.monotonic() < deadline:
+    mark = sys.argv[1]
+    deadline = time.monotonic() + _PATIENCE
+    while (left := leftovers(mark)) and time.monotonic() < deadline:
         time.sleep(0.5)
-    for item in sorted(left):
+    for item in left:
         print(f"left behind: {item}")
     return 1 if left else 0
 
