@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from bench import agents, crowd, e2b, pausing, running, serving, soak, storing
+from bench import agents, crowd, e2b, pausing, price, running, serving, soak, storing
 from bench.measure import HEAD, Report
 
 SUITES = {
@@ -19,6 +19,7 @@ SUITES = {
     "soak": soak.run,
     "agents": agents.run,
     "e2b": e2b.run,
+    "price": price.run,
 }
 
 
