@@ -16,7 +16,7 @@ from sandkeep.agents.spec import TRUSTED, AgentSpec
 from sandkeep.errors import RuntimeFailed
 from sandkeep.model import Mount
 from sandkeep.runtime.base import resolve
-from sandkeep.sandbox import Sandbox, lifecycle
+from sandkeep.sandbox import Sandbox, killing, lifecycle
 from sandkeep.sandbox.home import Home, lock, read_json, write_json
 from sandkeep.sandbox.machine import Machine
 from sandkeep.sandbox.restoring import become
@@ -34,7 +34,7 @@ def create(home: Home, spec: AgentSpec, packages: Path | None, **options: Any) -
             while not _stand(machine, spec):
                 _install(home, spec, packages, options["runtime"])
     except BaseException:
-        lifecycle.kill(machine)
+        killing.kill(machine)
         raise
     return machine.id
 

@@ -6,6 +6,7 @@ left, and copies of one id in two homes of a machine stay apart. Files are read 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import signal
@@ -189,20 +190,21 @@ def pids(name: str) -> list[int]:
     return sorted(found - {0})
 
 
+def kill(name: str) -> None:
+    """SIGKILL to what is in the groups now, frozen or not. Nothing to do is fine."""
+    for pid in pids(name):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    if has_freezer(name):
+        with contextlib.suppress(RuntimeFailed, OSError):
+            thaw(name)
+
+
 def destroy(name: str) -> None:
     """Kill what is left in the groups and remove them. Nothing to do is fine."""
     end = time.monotonic() + _PATIENCE
     while left := groups(name):
-        for pid in pids(name):
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-        if has_freezer(name):
-            try:
-                thaw(name)
-            except (RuntimeFailed, OSError):
-                pass
+        kill(name)
         for group in left:
             _remove(group)
         if time.monotonic() > end:

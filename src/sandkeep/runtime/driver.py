@@ -118,6 +118,13 @@ class Driver:
     def enter(self, root: Path) -> None:
         """Called in the launching thread's own mount namespace, after the root is mounted."""
 
+    def kill(self, id: str, dir: Path) -> None:
+        """Every process of it is told to end, whoever works on it. `stop` sees to it that it does."""
+        known = self._process(dir)
+        if known is not None:
+            known.kill(0)
+        cgroup.kill(cgroup.name_of(id, dir))
+
     def stop(self, id: str, dir: Path) -> None:
         """Kill everything and remove what the runtime made. Safe to repeat, and for one that is half started."""
         known, group = self._process(dir), cgroup.name_of(id, dir)
@@ -158,7 +165,7 @@ class Driver:
 
     def _process(self, dir: Path) -> process.Process | None:
         try:
-            pid, started = (dir / "bundle/process").read_text().split()
+            pid, started = process.short(f"{dir}/bundle/process").split()
         except FileNotFoundError:
             return None
         return process.Process(int(pid), int(started))

@@ -57,11 +57,20 @@ def find(pid: int) -> Process | None:
 
 def _stat(pid: int) -> tuple[str, int] | None:
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        text = short(f"/proc/{pid}/stat")
     except (FileNotFoundError, ProcessLookupError):
         return None
-    fields = text[text.rindex(")") + 2 :].split()
-    return fields[0], int(fields[19])
+    fields = text[text.rindex(b")") + 2 :].split()
+    return fields[0].decode(), int(fields[19])
+
+
+def short(path: str) -> bytes:
+    """All of a file that is short, in little time: listings read thousands."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(handle, 4096)
+    finally:
+        os.close(handle)
 
 
 def naming(argument: str) -> list[Process]:

@@ -11,7 +11,7 @@ from sandkeep.model import RestoreReport, check_metadata
 from sandkeep.runtime.base import resolve
 from sandkeep.runtime.driver import Driver
 from sandkeep.runtime.pick import pick
-from sandkeep.sandbox import ladder, lifecycle, memory
+from sandkeep.sandbox import killing, ladder, lifecycle, memory
 from sandkeep.sandbox.home import Home
 from sandkeep.sandbox.keeping import Level, StoreLike, address, as_store, fetch, recall
 from sandkeep.sandbox.machine import Machine, fresh_hostname
@@ -70,7 +70,7 @@ def create_from(
         report = ladder.report(machine, saved, relaunch=True, notes=notes)
         ladder.enforce(report, require)
     except SandkeepError:
-        lifecycle.kill(machine)
+        killing.kill(machine)
         raise
     return machine, report
 

@@ -1,4 +1,4 @@
-"""Create, fork, list and kill. The record is written before the sandbox exists, so a crash leaks nothing."""
+"""Create, fork and list. The record is written before the sandbox exists, so a crash leaks nothing."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ import contextlib
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
-from sandkeep.errors import BadArgument, LimitUnsupported, NotFound, SandkeepError, disk_full, system
+from sandkeep.errors import BadArgument, LimitUnsupported, SandboxNotFound, SandkeepError, system
 from sandkeep.model import Limits, Mount, RestoreReport, SandboxInfo, State, check_metadata
-from sandkeep.runtime.driver import Driver
+from sandkeep.runtime.driver import DRIVERS, Driver
 from sandkeep.runtime.pick import pick
-from sandkeep.sandbox import journal
 from sandkeep.sandbox.home import Home, lock
 from sandkeep.sandbox.journal import step
+from sandkeep.sandbox.killing import killed, remove
 from sandkeep.sandbox.machine import Machine, fresh_hostname, fresh_machine_id, fresh_seed
 from sandkeep.sandbox.record import Record
-from sandkeep.sandbox.recovery import remove
 from sandkeep.sandbox.saving import take
-from sandkeep.sandbox.sweeping import discard_unused, sweep_trash
+from sandkeep.sandbox.sweeping import sweep_trash
 from sandkeep.workflow import BoundState
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -130,8 +131,10 @@ def begin(
             step("create: started")
             record.state = State.RUNNING
             record.save(machine.folder)
+            if killed(machine.folder):
+                raise SandboxNotFound(f"sandbox {machine.id} was killed while it was made", id=machine.id)
         except BaseException:
-            remove(machine, record)
+            remove(machine)
             sweep_trash(home)
             raise
     return machine
@@ -182,48 +185,25 @@ def child_of(home: Home, parent: Record, stack: list[str]) -> Record:
     )  # fmt: skip
 
 
-def kill(machine: Machine) -> None:
-    """End it and remove all of it from this host. Checkpoints stay in their store. Killing what is gone is fine."""
-    try:
-        with machine.held() as record:
-            _begin_kill(machine)
-            step("kill: journalled")
-            had_layers = bool(record.used_layers()) or (machine.folder / "snapshots").is_dir()
-            machine.stop(record)
-            step("kill: stopped")
-            remove(machine, record)
-    except NotFound:
-        return
-    if had_layers:
-        discard_unused(machine.home)
-    sweep_trash(machine.home)
-
-
-def _begin_kill(machine: Machine) -> None:
-    """A full disk must not protect what fills it: without an entry, a kill that is cut short is one to be repeated."""
-    try:
-        journal.begin(machine.folder, "kill")
-    except OSError as error:
-        if not disk_full(error):
-            raise
-
-
 def info(machine: Machine) -> SandboxInfo:
     record = machine.record()
-    session = _session(machine, record)
+    found = _told(machine.folder, record)
+    session = _session(machine) if found.state is State.RUNNING else {}
+    return replace(found, cwd=session.get("cwd", ""), env=session.get("env", {}))
+
+
+def _told(folder: Path, record: Record) -> SandboxInfo:
     state = record.state
-    if state is State.RUNNING and not machine.alive(record):
+    if state is State.RUNNING and not DRIVERS[record.runtime].alive(record.id, folder):
         state = State.DEAD
     return SandboxInfo(
         id=record.id, state=state, runtime=record.runtime, base=record.base, created=record.created, layers=len(record.stack),
-        cwd=session.get("cwd", ""), env=session.get("env", {}), limits=record.limits, network=record.network, mounts=record.mounts,
+        cwd="", env={}, limits=record.limits, network=record.network, mounts=record.mounts,
         metadata=record.metadata, forked_from=record.forked_from, checkpoint=record.parent, notes=record.notes,
     )  # fmt: skip
 
 
-def _session(machine: Machine, record: Record) -> dict[str, Any]:
-    if record.state is not State.RUNNING:
-        return {}
+def _session(machine: Machine) -> dict[str, Any]:
     try:
         return machine.link.call("session_get")
     except SandkeepError:
@@ -231,12 +211,13 @@ def _session(machine: Machine, record: Record) -> dict[str, Any]:
 
 
 def listing(home: Home) -> list[SandboxInfo]:
-    """Oldest first. What is being created or was left by a crash is not listed."""
+    """Oldest first, without env and cwd, since no guest is asked. What is being created or was left by a crash is not listed."""
     found = []
     for id in home.ids():
         try:
-            found.append(info(Machine(home, id)))
-        except (NotFound, FileNotFoundError):
+            folder = home.sandboxes / id
+            found.append(_told(folder, Record.load(folder)))
+        except (FileNotFoundError, NotADirectoryError):
             continue
     return sorted((one for one in found if one.state is not State.CREATING), key=lambda one: one.created)
 

@@ -38,14 +38,21 @@ class Machine:
 
     @contextlib.contextmanager
     def held(self, *, wait: bool = True) -> Iterator[Record]:
-        """The record, under the sandbox's lock, after finishing or undoing what a dead process left."""
-        from sandkeep.sandbox.recovery import recover
+        """The record, under the sandbox's lock, after finishing or undoing what a dead process left.
+
+        What is killed meanwhile is removed at the end.
+        """
+        from sandkeep.sandbox import killing, recovery
 
         self.home.existing(self.id)
         with lock(self.folder / "lock", wait=wait, what=f"sandbox {self.id}"):
             self.home.existing(self.id)
-            recover(self)
-            yield Record.load(self.home.existing(self.id))
+            recovery.recover(self)
+            try:
+                yield Record.load(self.home.existing(self.id))
+            finally:
+                if killing.killed(self.folder):
+                    killing.remove(self)
 
     def record(self) -> Record:
         return Record.load(self.home.existing(self.id))

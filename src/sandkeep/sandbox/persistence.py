@@ -32,7 +32,7 @@ from sandkeep.errors import (
 )
 from sandkeep.model import CheckpointInfo, RestoreReport, State
 from sandkeep.runtime import cgroup
-from sandkeep.sandbox import beginning, keeping, lifecycle
+from sandkeep.sandbox import beginning, keeping, killing, lifecycle
 from sandkeep.sandbox.home import Home, boot
 from sandkeep.sandbox.machine import Machine
 from sandkeep.sandbox.namespaces import KEPT, MOST, Claim, Generation, Namespace, Persisted
@@ -102,7 +102,7 @@ def _last_words(home: Home, store: Store, claim: Claim, before: dict[str, Any] |
         _revive(machine, store, claim)
         Saver(machine, claim).save("last words")
     if not claim.namespace.lives(before):
-        lifecycle.kill(machine)
+        killing.kill(machine)
     return []
 
 

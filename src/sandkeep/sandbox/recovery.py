@@ -3,7 +3,7 @@
 | found | means | done |
 |---|---|---|
 | state CREATING | died while creating | undone: stopped and removed |
-| kill | died while killing | finished |
+| the mark `killed` | died while killing, or killed while another operation held the lock | finished |
 | rotate | old and new world are both whole | the live mount says which; finished or undone |
 | copy | a half-made layer | undone, thawed |
 | fetch | a half-made layer | undone |
@@ -23,6 +23,7 @@ from sandkeep.errors import SandboxNotFound, SandkeepError, Unsupported
 from sandkeep.layers.pool import throw_away
 from sandkeep.model import State
 from sandkeep.sandbox import journal
+from sandkeep.sandbox.killing import killed, remove
 from sandkeep.sandbox.machine import Machine
 from sandkeep.sandbox.record import Record
 from sandkeep.sandbox.restoring import awake, settle
@@ -35,19 +36,13 @@ def recover(machine: Machine) -> None:
         throw_away(machine.folder, machine.home.trash)
         raise SandboxNotFound(f"sandbox {machine.id} was never finished; its remains are removed", id=machine.id)
     record = Record.load(machine.folder)
-    if record.state is State.CREATING or (entry and entry["operation"] == "kill"):
-        remove(machine, record)
+    if record.state is State.CREATING or killed(machine.folder):
+        remove(machine)
         raise SandboxNotFound(f"sandbox {machine.id} is gone: what a crash left of it is removed", id=machine.id)
     if entry is None:
         return
     _FINISH[entry["operation"]](machine, record, entry)
     journal.done(machine.folder)
-
-
-def remove(machine: Machine, record: Record) -> None:
-    """End it and throw its folder away. Can be repeated from any point."""
-    machine.stop(record)
-    throw_away(machine.folder, machine.home.trash)
 
 
 def _rotate(machine: Machine, record: Record, entry: dict[str, Any]) -> None:

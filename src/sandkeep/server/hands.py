@@ -13,7 +13,7 @@ from typing import Any
 
 from sandkeep.errors import Busy, NotFound, SandboxDead, SandboxPaused, SandkeepError
 from sandkeep.model import Limits, RestoreReport, State
-from sandkeep.sandbox import AsyncSandbox, beginning, keeping, lifecycle, pausing
+from sandkeep.sandbox import AsyncSandbox, beginning, keeping, killing, lifecycle, pausing
 from sandkeep.sandbox._async.bridge import blocking
 from sandkeep.sandbox.home import Home
 from sandkeep.sandbox.machine import Machine
@@ -132,7 +132,7 @@ class Hands:
                 return None, False
             if fits:
                 return pausing.resume(machine, secrets, "files"), False
-            lifecycle.kill(machine)
+            killing.kill(machine)
         if session.checkpoint is None:
             raise SandboxDead(f"{session.id} has no checkpoint to come back from", "create a new one")
         return self._bring(session, secrets), True
@@ -157,7 +157,7 @@ class Hands:
         found = self._handles.pop(session.id, None)
         if found is not None:
             await found._link.close()
-        await blocking(lifecycle.kill, Machine(self.home, session.id))
+        await blocking(killing.kill, Machine(self.home, session.id))
 
     async def real(self, id: str) -> Reality | None:
         """One whose process 1 has ended, as after a reboot of the host, is started again on its files."""

@@ -10,7 +10,7 @@ from sandkeep.checkpoints.merge import Progress
 from sandkeep.errors import BadArgument, SandkeepError, Unsupported
 from sandkeep.model import CheckpointInfo, Limits, Mount, RestoreReport, SandboxInfo, SnapshotInfo
 from sandkeep.runtime.link import AsyncLink
-from sandkeep.sandbox import beginning, carrying, keeping, ladder, lifecycle, pausing, restoring, saving
+from sandkeep.sandbox import beginning, carrying, keeping, killing, ladder, lifecycle, pausing, restoring, saving
 from sandkeep.sandbox import persistence as persisting
 from sandkeep.sandbox._async.bridge import begin_now, blocking
 from sandkeep.sandbox._async.commands import AsyncCommands
@@ -208,7 +208,7 @@ class AsyncSandbox:
             if self._keeper is not None:
                 await blocking(self._keeper.close, save=save)
             await self._link.close()
-            await blocking(lifecycle.kill, self._machine)
+            await blocking(killing.kill, self._machine)
             if self._keeper is not None:
                 await blocking(self._keeper.release, forget=True)
 

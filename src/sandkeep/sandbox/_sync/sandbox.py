@@ -11,7 +11,7 @@ from sandkeep.checkpoints.merge import Progress
 from sandkeep.errors import BadArgument, SandkeepError, Unsupported
 from sandkeep.model import CheckpointInfo, Limits, Mount, RestoreReport, SandboxInfo, SnapshotInfo
 from sandkeep.runtime.link import Link
-from sandkeep.sandbox import beginning, carrying, keeping, ladder, lifecycle, pausing, restoring, saving
+from sandkeep.sandbox import beginning, carrying, keeping, killing, ladder, lifecycle, pausing, restoring, saving
 from sandkeep.sandbox import persistence as persisting
 from sandkeep.sandbox._sync.bridge import begin_now, blocking
 from sandkeep.sandbox._sync.commands import Commands
@@ -205,7 +205,7 @@ class Sandbox:
             if self._keeper is not None:
                 blocking(self._keeper.close, save=save)
             self._link.close()
-            blocking(lifecycle.kill, self._machine)
+            blocking(killing.kill, self._machine)
             if self._keeper is not None:
                 blocking(self._keeper.release, forget=True)
 
