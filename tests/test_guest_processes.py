@@ -182,10 +182,9 @@ def test_a_process_without_input_has_an_empty_one(box: Box) -> None:
         assert events.result["exit_code"] == 0
         with pytest.raises(ProcessNotFound):
             box.stdin(pid, b"x")
-        line = box.link.call("process", pid=pid)["code"]
-        assert box.link.call("wait", pid=start(box, code=line), timeout=60)["exit_code"] == 0, (
-            "started again it has none either"
-        )
+        again = box.link.call("process", pid=pid)["again"]
+        box.link.call("relaunch", number=pid, **again)
+        assert box.link.call("wait", pid=pid, timeout=60)["exit_code"] == 0, "started again it has none either"
     with pytest.raises(BadArgument):
         start(box, pty=True, stdin=False)
     for wrong in ({"stdin": 1}, {"follow": "yes"}):
@@ -299,7 +298,7 @@ def test_while_held_nothing_new_begins(box: Box) -> None:
         facts = hold.first_json()
         assert facts["idle"] is True
         assert facts["shared_maps"] is False
-        assert set(facts["session"]) == {"env", "cwd", "shell", "history", "user"}
+        assert set(facts["session"]) == {"env", "cwd", "shell", "history", "user", "numbers"}
         sock = socket.socket(socket.AF_UNIX)
         sock.connect(str(box.run_dir / "guest.sock"))
         request = b'{"op":"run","code":"true"}'

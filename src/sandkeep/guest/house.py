@@ -93,10 +93,16 @@ def env_unset(guest: Guest, conn: Connection, names: List[str]) -> Dict[str, Any
 
 
 def session_get(guest: Guest, conn: Connection) -> Dict[str, Any]:
-    return {"ok": True, **guest.session.get(), "withheld": guest.session.withheld()}
+    return {"ok": True, **_session(guest), "withheld": guest.session.withheld()}
 
 
-def session_set(guest: Guest, conn: Connection, **parts: Any) -> Dict[str, Any]:
+def _session(guest: Guest) -> Dict[str, Any]:
+    return {**guest.session.get(), "numbers": guest.numbers.saved()}
+
+
+def session_set(guest: Guest, conn: Connection, numbers: Optional[Dict[str, Any]], **parts: Any) -> Dict[str, Any]:
+    if numbers is not None:
+        guest.numbers.add(numbers)
     guest.session.set(**parts)
     return {"ok": True, "user": guest.session.person.name}
 
@@ -190,7 +196,7 @@ def facts(guest: Guest) -> Dict[str, Any]:
     """What a save point needs to know of this instant. Idle: nobody but the guest can hold a file open."""
     session = guest.session
     return {
-        "session": session.get(),
+        "session": _session(guest),
         "withheld": session.withheld(),
         "processes": guest.table.describe(),
         "idle": not proc.others() and not guest.file_tasks(),

@@ -12,6 +12,7 @@ import sys
 
 from . import files, house, jobs, ops, proc, spawn
 from .loop import READ, Loop
+from .numbers import Numbers
 from .processes import Table
 from .session import Session
 from .starting import Spare
@@ -36,6 +37,7 @@ class Guest:
         self.loop = Loop()
         self.session = Session()
         self.table = Table(self.loop)
+        self.numbers = Numbers(run)
         self.spare = Spare(self)
         self.table.on_other = self.spare.reaped
         self.boot = os.urandom(16).hex()
@@ -147,6 +149,7 @@ class Guest:
             self.loop.later(_WAKE_POLL, self._wake)
             return
         self.wake_token = token.decode("utf-8", "replace")
+        self.numbers.read()
         self.listen()
 
     def shutdown(self) -> None:

@@ -75,6 +75,9 @@ OPS: Dict[str, Tuple[Callable[..., Any], Schema]] = {
     "start": (runs.start, {
         **_START, "argv": (argv, None), "code": (text, None), "session": (flag, True), "stdin": (flag, True), "follow": (flag, False), "pty": (flag, False),
         "cols": (_CELLS, 80), "rows": (_CELLS, 24)}),
+    "relaunch": (runs.relaunch, {
+        "number": (_PID, REQUIRED), "argv": (argv, None), "code": (text, None), "session": (flag, True), "stdin": (flag, True), "cwd": (path, None),
+        "env": (environment, None), "user": (user, None), "tag": (text, None)}),
     "attach": (runs.attach, {"pid": (_PID, REQUIRED), "positions": (positions, None)}),
     "wait": (runs.wait, {"pid": (_PID, REQUIRED), "timeout": (_SECONDS, None)}),
     "signal": (runs.send_signal, {"pid": (_PID, REQUIRED), "signal": (_signal, 15), "tree": (flag, True)}),
@@ -94,7 +97,8 @@ OPS: Dict[str, Tuple[Callable[..., Any], Schema]] = {
     "env_unset": (house.env_unset, {"names": (names, REQUIRED)}),
     "session_get": (house.session_get, {}),
     "session_set": (house.session_set, {
-        "env": (environment, None), "cwd": (path, None), "shell": (mapping, None), "history": (_list, None), "user": (user, None)}),
+        "env": (environment, None), "cwd": (path, None), "shell": (mapping, None), "history": (_list, None), "user": (user, None),
+        "numbers": (mapping, None)}),
     "secrets_get": (house.secrets_get, {}),
     "secrets_set": (house.secrets_set, {"secrets": (environment, REQUIRED)}),
     "user_default": (house.user_default, {"user": (user, None)}),
@@ -128,7 +132,7 @@ OPS: Dict[str, Tuple[Callable[..., Any], Schema]] = {
 
 # What a hold keeps waiting: whatever may change files, processes or the session.
 HELD = frozenset(
-    "run start stdin close_stdin resize signal history_clear env_set env_unset file_write file_mkdir file_move file_remove "
+    "run start relaunch stdin close_stdin resize signal history_clear env_set env_unset file_write file_mkdir file_move file_remove "
     "file_chmod file_chown file_symlink file_read file_watch connect".split()
 )
 

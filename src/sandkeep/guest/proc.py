@@ -41,17 +41,18 @@ class Row:
         return self.state in b"ZX"
 
 
+def row(pid: int) -> Optional[Row]:
+    try:
+        with open("/proc/{}/stat".format(pid), "rb", buffering=0) as source:
+            text = source.read(4096)
+    except OSError:
+        return None
+    return Row(pid, text[text.rindex(b")") + 2 :].split())
+
+
 def table() -> Dict[int, Row]:
-    rows = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open("/proc/" + name + "/stat", "rb", buffering=0) as source:
-                    text = source.read(4096)
-            except OSError:
-                continue
-            rows[int(name)] = Row(int(name), text[text.rindex(b")") + 2 :].split())
-    return rows
+    found = (row(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    return {one.pid: one for one in found if one is not None}
 
 
 def _as_owner(pid: int, read: Callable[[], Any], missing: Any) -> Any:

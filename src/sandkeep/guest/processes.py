@@ -11,7 +11,7 @@ import signal
 import time
 
 from . import proc
-from .problems import PROCESS_NOT_FOUND, Problem
+from .problems import BUSY, PROCESS_NOT_FOUND, Problem
 from .streams import Output
 
 TYPE_CHECKING = False
@@ -45,9 +45,9 @@ class Follower:
 
 
 class Process:
-    def __init__(self, loop: Loop, pid: int, run: str, about: Dict[str, Any], background: bool) -> None:
-        self.pid = pid  # as it is known outside
-        self.main = pid  # the main process: another if a fresh shell had to begin the command
+    def __init__(self, loop: Loop, number: int, main: int, run: str, about: Dict[str, Any], background: bool) -> None:
+        self.number = number  # as it is known outside
+        self.main = main  # the main process: another if a fresh shell had to begin the command
         self.run = run
         self.about = about
         self.background = background
@@ -59,6 +59,7 @@ class Process:
         self.followers: List[Follower] = []
         self.status: Optional[int] = None
         self.timed_out = False
+        self.doomed = False  # killed: though it may take its time to die, it is not to be started again
         self.settled = False
         self.settled_at = 0.0
         self.duration_ms = 0.0
@@ -126,6 +127,7 @@ class Process:
 
     def end_tree(self) -> None:
         self.again = None
+        self.doomed = True
         if not proc.end_tree(self.root, self.run, self.held):
             self._loop.later(0.02, self.end_tree)
 
@@ -206,7 +208,7 @@ class Process:
 
     def result(self) -> Dict[str, Any]:
         return {
-            "pid": self.pid,
+            "pid": self.number,
             "exit_code": self.exit_code,
             "signal": self.signal,
             "timed_out": self.timed_out,
@@ -217,10 +219,11 @@ class Process:
     def describe(self, ports: List[int]) -> Dict[str, Any]:
         return {
             **self.about,
-            "pid": self.pid,
+            "pid": self.number,
             "background": self.background,
             "started": self.started,
             "running": self.exit_code is None,
+            "doomed": self.doomed,
             "exit_code": self.exit_code,
             "signal": self.signal,
             "ports": ports,
@@ -233,14 +236,25 @@ class Process:
 
 class Table:
     def __init__(self, loop: Loop) -> None:
-        self._processes: Dict[int, Process] = {}
-        self._replaced: Dict[int, Process] = {}
+        self._processes: Dict[int, Process] = {}  # by number
+        self._mains: Dict[int, Process] = {}  # by pid, those that have not been reaped
         self.on_other: Callable[[int], None] = lambda pid: None
         loop.on_child(self.reap)
 
     def add(self, process: Process) -> None:
-        self._processes[process.pid] = process
+        self._processes[process.number] = process
+        self._mains[process.main] = process
         process.on_settled.append(lambda _: self._trim())
+
+    def vacate(self, number: int) -> None:
+        """For a process that is started again: nobody else may have its number."""
+        found = self._processes.get(number)
+        if found is None:
+            return
+        main = None if found.root is None else proc.row(found.root)
+        if main is not None and not main.ended:
+            raise Problem(BUSY, "process {} runs".format(number))
+        del self._processes[number]
 
     def forget(self, process: Process) -> None:
         """Delivered in full: nothing is kept, unless daemons it left behind still write."""
@@ -248,15 +262,15 @@ class Table:
             self._drop(process)
 
     def _drop(self, process: Process) -> None:
-        if self._processes.get(process.pid) is process:
-            del self._processes[process.pid]
+        if self._processes.get(process.number) is process:
+            del self._processes[process.number]
         for output in process.outputs.values():
             output.close()
 
-    def find(self, pid: int) -> Process:
-        process = self._processes.get(pid)
+    def find(self, number: int) -> Process:
+        process = self._processes.get(number)
         if process is None:
-            raise Problem(PROCESS_NOT_FOUND, "no process {} was started here, or it ended long ago".format(pid))
+            raise Problem(PROCESS_NOT_FOUND, "no process {} was started here, or it ended long ago".format(number))
         return process
 
     def reap(self) -> None:
@@ -267,11 +281,11 @@ class Table:
                 return
             if pid == 0:
                 return
-            process = self._replaced.pop(pid, None) or self._processes.get(pid)
-            if process is None or process.status is not None or process.main != pid:
+            process = self._mains.pop(pid, None)
+            if process is None or process.status is not None:
                 self.on_other(pid)
             elif os.WIFSIGNALED(status) and process.again is not None and process.again():
-                self._replaced[process.main] = process
+                self._mains[process.main] = process
             else:
                 process.ended(status)
 
@@ -294,10 +308,13 @@ class Table:
                     output.ring.shrink(0)
 
     def describe(self) -> List[Dict[str, Any]]:
+        """Who has just been killed is known to have ended."""
+        self.reap()
         return _with_ports(list(self._processes.values()))
 
-    def tell(self, pid: int) -> Dict[str, Any]:
-        return _with_ports([self.find(pid)])[0]
+    def tell(self, number: int) -> Dict[str, Any]:
+        self.reap()
+        return _with_ports([self.find(number)])[0]
 
 
 def _with_ports(processes: List[Process]) -> List[Dict[str, Any]]:

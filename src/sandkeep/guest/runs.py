@@ -16,7 +16,7 @@ from .starting import Plan, Script
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional, Union
+    from typing import Any, Dict, List, Optional, Tuple, Union
 
     from .main import Guest
     from .processes import Process
@@ -29,6 +29,7 @@ def run(guest: Guest, conn: Connection, code: str, cwd: Optional[str], env: Opti
         tag: Optional[str], max_output: Optional[int]) -> Optional[Dict[str, Any]]:  # fmt: skip
     session = guest.session
     plan = Plan(guest, session.shell.argv(), code, cwd, env, user, tag)
+    plan.about["again"] = {"code": plan.about["code"], "user": user}
     text = session.shell.script(session.state, code, save=not background)
     if record:
         session.record(code)
@@ -42,7 +43,7 @@ def run(guest: Guest, conn: Connection, code: str, cwd: Optional[str], env: Opti
     if timeout is not None:
         process.limit(timeout)
     if background:
-        return {"ok": True, "pid": process.pid}
+        return {"ok": True, "pid": process.number}
     began = dict(session.env)
     fixed = set(plan.given)
     if plan.person.uid != session.person.uid:
@@ -55,7 +56,7 @@ def run(guest: Guest, conn: Connection, code: str, cwd: Optional[str], env: Opti
         script.close()
 
     process.on_settled.insert(0, absorb)
-    conn.send_soon({"started": process.pid})
+    conn.send_soon({"started": process.number})
     Follow(guest, conn, process, {}, max_output, lambda: guest.spare.answered(cwd, env, user, stdin))
     return None
 
@@ -67,24 +68,42 @@ def start(guest: Guest, conn: Connection, argv: Optional[List[str]], code: Optio
         raise Problem(BAD_ARGUMENT, "give either argv or code; neither is a shell on a terminal")
     if pty and not stdin:
         raise Problem(BAD_ARGUMENT, "a terminal is its process's input: stdin can't be false")
-    shell = guest.session.shell
-    words = argv or (shell.argv() if code is not None else [shell.program])
-    plan = Plan(guest, words, code, cwd, env, user, tag)
-    if code is not None and not session:  # `code` is what starts it again, in the session
-        plan.about["code"] = " ".join(map(quote, plan.about["argv"]))
-    if not stdin:
-        plan.about["code"] = "exec </dev/null; " + plan.about["code"]
-    text = None if code is None else shell.script(guest.session.state if session else None, code, save=False)
+    plan, text = _planned(guest, argv, code, session, stdin, cwd, env, user, tag)
     process = _on_terminal(plan, text, cols, rows) if pty else _on_pipes(plan, text, stdin)
     guest.table.add(process)
     if timeout is not None:
         process.limit(timeout)
     if not follow:
-        return {"ok": True, "pid": process.pid}
-    conn.send_json({"started": process.pid})
+        return {"ok": True, "pid": process.number}
+    conn.send_json({"started": process.number})
     then = None if code is None or pty else lambda: guest.spare.answered(cwd, env, user, stdin)
     Follow(guest, conn, process, {}, None, then)
     return None
+
+
+def relaunch(guest: Guest, conn: Connection, number: int, argv: Optional[List[str]], code: Optional[str], session: bool, stdin: bool,
+             cwd: Optional[str], env: Optional[Dict[str, str]], user: Optional[Union[str, int]], tag: Optional[str]) -> Dict[str, Any]:  # fmt: skip
+    """What ran in an earlier life of this sandbox, with the number that it had: the fields are its `again`."""
+    if (argv is None) is (code is None):
+        raise Problem(BAD_ARGUMENT, "give either argv or code")
+    guest.table.vacate(number)
+    plan, text = _planned(guest, argv, code, session, stdin, cwd, env, user, tag, number)
+    guest.table.add(_on_pipes(plan, text, stdin))
+    return {"ok": True}
+
+
+def _planned(guest: Guest, argv: Optional[List[str]], code: Optional[str], session: bool, stdin: bool, cwd: Optional[str], env: Optional[Dict[str, str]],
+             user: Optional[Union[str, int]], tag: Optional[str], number: Optional[int] = None) -> Tuple[Plan, Optional[bytes]]:  # fmt: skip
+    """A process to be, and its shell's script if it has one."""
+    shell = guest.session.shell
+    plan = Plan(
+        guest, argv or (shell.argv() if code is not None else [shell.program]), code, cwd, env, user, tag, number
+    )
+    what = {"argv": plan.about["argv"]} if code is None else {"code": plan.about["code"]}
+    plan.about["again"] = {**what, "session": session, "stdin": stdin, "user": user}
+    if code is not None and not session:
+        plan.about["code"] = " ".join(map(quote, plan.about["argv"]))
+    return plan, None if code is None else shell.script(guest.session.state if session else None, code, save=False)
 
 
 def _on_pipes(plan: Plan, text: Optional[bytes], stdin: bool) -> Process:
@@ -134,6 +153,7 @@ def send_signal(guest: Guest, conn: Connection, pid: int, signal: Union[str, int
     if tree and number == signal_number("KILL"):
         process.end_tree()
     else:
+        process.doomed = process.doomed or number == signal_number("KILL")
         proc.kill(pids, number)
     return {"ok": True, "signalled": len(pids)}
 

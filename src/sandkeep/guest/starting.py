@@ -35,9 +35,10 @@ class Plan:
     """One process to be: what it runs, as whom, where, with what."""
 
     def __init__(self, guest: Guest, argv: List[str], code: Optional[str], cwd: Optional[str], env: Optional[Dict[str, str]],
-                 user: Optional[Union[str, int]], tag: Optional[str]) -> None:  # fmt: skip
+                 user: Optional[Union[str, int]], tag: Optional[str], number: Optional[int] = None) -> None:  # fmt: skip
         session = guest.session
         self.guest = guest
+        self._number = number  # that it had before, if it is started again
         self.argv = argv
         self.person: Person = session.choose(user)
         self.given = env or {}
@@ -48,6 +49,12 @@ class Plan:
         shown: Dict[str, Any] = {"argv": [session.masked(word) for word in words], "code": session.masked(line)}
         given = {name: value for name, value in self.given.items() if session.masked(value) == value}
         self.about = {**shown, "cwd": self.cwd, "env": given, "user": self.person.name, "tag": tag, "pty": False}
+
+    def number(self, pid: int) -> int:
+        if self._number is None:
+            return self.guest.numbers.give(pid)
+        self.guest.numbers.take(self._number)
+        return self._number
 
     def on_pipes(self, fds: Dict[int, int], stdin: bool) -> Started:
         ours: List[int] = []
@@ -85,7 +92,7 @@ class Plan:
             raise
         finally:
             os.close(slave)
-        process = Process(self.guest.loop, pid, run, self.about, True)
+        process = Process(self.guest.loop, self.number(pid), pid, run, self.about, True)
         process.terminal = master
         process.input = Input(self.guest.loop, os.dup(master))
         process.add_output(1, master)
@@ -106,7 +113,7 @@ class Started:
         self.waited = False
 
     def process(self, plan: Plan, background: bool) -> Process:
-        process = Process(plan.guest.loop, self.pid, self.run, plan.about, background)
+        process = Process(plan.guest.loop, plan.number(self.pid), self.pid, self.run, plan.about, background)
         process.add_output(1, self.ours[0])
         process.add_output(2, self.ours[1])
         if len(self.ours) > 2:

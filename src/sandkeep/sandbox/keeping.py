@@ -143,6 +143,7 @@ def keep(
         session={name: taken.session[name] for name in IN_HASH if name in taken.session},
         volatile={
             "history": taken.session.get("history", []),
+            "numbers": taken.session.get("numbers"),
             "processes": taken.processes,
             "runtime": record.runtime,
             **(volatile or {}),

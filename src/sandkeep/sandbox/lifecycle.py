@@ -14,6 +14,7 @@ from sandkeep.errors import BadArgument, LimitUnsupported, SandboxNotFound, Sand
 from sandkeep.model import Limits, Mount, RestoreReport, SandboxInfo, State, check_metadata
 from sandkeep.runtime.driver import DRIVERS, Driver
 from sandkeep.runtime.pick import pick
+from sandkeep.sandbox import relaunching
 from sandkeep.sandbox.home import Home, lock
 from sandkeep.sandbox.journal import step
 from sandkeep.sandbox.killing import killed, remove
@@ -166,7 +167,7 @@ def fork(machine: Machine, count: int, secrets: dict[str, str] | None = None) ->
 
 
 def without_processes(processes: list[dict[str, Any]]) -> RestoreReport:
-    lost = [process["code"] for process in processes if process["exit_code"] is None]
+    lost = [process["code"] for process in relaunching.alive(processes)]
     return RestoreReport(
         "files", lost=lost, why="a fork without memory=True has files and session, no processes" if lost else ""
     )

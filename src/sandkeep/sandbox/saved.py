@@ -15,7 +15,7 @@ from sandkeep.model import CheckpointInfo
 class Saved:
     info: CheckpointInfo
     base: dict[str, Any]
-    session: dict[str, Any]  # env, cwd, shell, user, workflow, history
+    session: dict[str, Any]  # env, cwd, shell, user, workflow, history, numbers of processes
     processes: list[dict[str, Any]] = field(default_factory=list)
     image: dict[str, Any] | None = None  # facts of the memory image; None without one
 
@@ -27,7 +27,8 @@ class Saved:
 def load_saved(store: Store, checkpoint: str) -> Saved:
     record = store.record(checkpoint)
     loose = load_json(store.repo, record.volatile)
-    session = {**load_json(store.repo, record.session), "history": loose.get("history", [])}
+    beside = {"history": loose.get("history", []), "numbers": loose.get("numbers")}
+    session = {**load_json(store.repo, record.session), **beside}
     return Saved(record.info(), record.base, session, loose.get("processes", []), loose.get("image"))
 
 
