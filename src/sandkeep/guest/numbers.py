@@ -15,7 +15,7 @@ from .problems import BAD_ARGUMENT, BUSY, Problem
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Iterable, List
+    from typing import Any, Dict
 
 PIDS = 1 << 22  # Linux gives no pid as high
 MOST = (1 << 31) - 1
