@@ -15,7 +15,7 @@ from conftest import Make
 from sandkeep import AsyncSandbox, Sandbox, Store, list_checkpoints
 from sandkeep.errors import BadArgument, CheckpointNotFound, Corrupt, FloorNotReached, HostRefused, SandkeepError
 from sandkeep.model import WORKSPACE
-from sandkeep.sandbox import keeping
+from sandkeep.sandbox import keeping, pausing
 from waiting import until
 
 
@@ -272,6 +272,22 @@ def test_paused_on_runc_comes_back_by_the_ladder(make: Make, home: Path) -> None
     assert again.commands.run("pwd; cat f; echo $v").stdout == "/tmp\nx\n1\n"
     assert again.checkpoint().parent_id == kept.id
     assert [one.running for one in again.commands.list() if sleeper in " ".join(one.argv)] == [True]
+
+
+def test_what_sleeps_wakes_right_after_the_host_lost_its_power(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    sb = make()
+    sb.commands.run("echo one > f")
+    first = sb.checkpoint()
+    sb.commands.run("echo two > g")
+    kept = sb.pause()
+    for path in (sb._home.path / "layers").rglob("workspace/*"):
+        path.write_bytes(b"")  # nothing of it had been written out
+    for module in (keeping, pausing):
+        monkeypatch.setattr(module, "boot", lambda: "another")
+    Store(home=sb._home.path).forget([first])
+    sb.resume()
+    assert sb.commands.run("cat f g").stdout == "one\ntwo\n"
+    assert sb.checkpoint().parent_id == kept.id
 
 
 async def _story(home: Path) -> None:

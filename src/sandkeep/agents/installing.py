@@ -17,7 +17,7 @@ from sandkeep.errors import RuntimeFailed
 from sandkeep.model import Mount
 from sandkeep.runtime.base import resolve
 from sandkeep.sandbox import Sandbox, killing, lifecycle
-from sandkeep.sandbox.home import Home, lock, read_json, write_json
+from sandkeep.sandbox.home import Home, lock, read_known, write_json
 from sandkeep.sandbox.machine import Machine
 from sandkeep.sandbox.restoring import become
 from sandkeep.sandbox.saving import take
@@ -54,11 +54,8 @@ def _file(home: Home, spec: AgentSpec) -> Path:
 
 
 def _recall(home: Home, spec: AgentSpec) -> list[str] | None:
-    try:
-        stack: list[str] = read_json(_file(home, spec))["stack"]
-    except FileNotFoundError:
-        return None
-    return stack if home.layers.here(stack) else None
+    known = read_known(_file(home, spec))
+    return list(known["stack"]) if known is not None and home.layers.here(known["stack"]) else None
 
 
 def _install(home: Home, spec: AgentSpec, packages: Path | None, runtime: str) -> None:

@@ -156,7 +156,7 @@ def _same(
 ) -> CheckpointInfo | None:  # fmt: skip
     try:
         info = load_record(repo, other).info()
-    except CheckpointNotFound:
+    except (CheckpointNotFound, Corrupt):
         return None
     return info if info.hash == records.state_hash(root, links, base, session, attached) else None
 

@@ -24,6 +24,7 @@ from sandkeep.checkpoints.layerfiles import LayerFiles
 from sandkeep.checkpoints.merge import Progress
 from sandkeep.checkpoints.nodes import CHUNK, HOLE, INLINE, chunk_count, data_chunks
 from sandkeep.checkpoints.plan import OutOfReach, Plan
+from sandkeep.checkpoints.records import Record
 from sandkeep.errors import BadArgument, Corrupt, NotFound, StoreFull
 from sandkeep.store.repository import Repository
 
@@ -53,20 +54,26 @@ def unpack(
     """
     record = load_record(repo, checkpoint)
     groups = planning.check_groups(load_list(repo, record.links), checkpoint)
-    on = None
-    made: Plan | None = None
-    if since is not None:
-        below = load_record(repo, since)
-        if below.base["fingerprint"] == record.base["fingerprint"]:
-            below_groups = planning.check_groups(load_list(repo, below.links), since)
-            try:
-                made = planning.difference(repo, record.root, groups, below.root, below_groups, base)
-                on = since
-            except OutOfReach:
-                made = None
+    made = _difference(repo, record, groups, since, base) if since is not None else None
+    on = since if made is not None else None
     if made is None:
         made = planning.whole(repo, record.root, groups)
     return write_plan(repo, made, to, on, limit, progress)
+
+
+def _difference(
+    repo: Repository, record: Record, groups: list[list[bytes]], since: str, base: Base | None
+) -> Plan | None:
+    """The difference over `since`; None if a layer can't say it, or `since` can't be read to the end: it may be forgotten,
+    collected or damaged, and then all is written."""
+    try:
+        below = load_record(repo, since)
+        if below.base["fingerprint"] != record.base["fingerprint"]:
+            return None
+        below_groups = planning.check_groups(load_list(repo, below.links), since)
+        return planning.difference(repo, record.root, groups, below.root, below_groups, base)
+    except (OutOfReach, NotFound, Corrupt):
+        return None
 
 
 def unpack_attachment(repo: Repository, checkpoint: str, name: str, to: Path) -> Unpacked:

@@ -13,7 +13,7 @@ from sandkeep.runtime.driver import Driver
 from sandkeep.runtime.pick import pick
 from sandkeep.sandbox import killing, ladder, lifecycle, memory
 from sandkeep.sandbox.home import Home
-from sandkeep.sandbox.keeping import Level, StoreLike, address, as_store, fetch, recall
+from sandkeep.sandbox.keeping import Level, StoreLike, address, as_store, fetch
 from sandkeep.sandbox.machine import Machine, fresh_hostname
 from sandkeep.sandbox.record import Record
 from sandkeep.sandbox.saved import Saved, load_saved
@@ -38,14 +38,11 @@ def create_from(
     memory.refuse(why, require)
 
     def prepare(_: Machine) -> None:
-        with home.layers_lock():
-            known = recall(home, store, saved.id)
-            if known is not None:
-                record.stack = known
-                record.save(machine.folder)
-        if known is None:
-            record.stack = fetch(home, store, saved.id, layer, progress)
+        def use(stack: list[str]) -> None:
+            record.stack = stack
             record.save(machine.folder)
+
+        fetch(home, store, saved.id, layer, use, progress)
         record.parent_stack = list(record.stack)
         if not why:
             memory.fetch(machine, store, saved.id)

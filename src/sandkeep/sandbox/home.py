@@ -124,6 +124,17 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_bytes())
 
 
+def read_known(path: Path) -> dict[str, Any] | None:
+    """What is known of a checkpoint's layers; None if that is nothing, or makes no sense."""
+    try:
+        known = read_json(path)
+    except (FileNotFoundError, ValueError):
+        return None
+    if not isinstance(known, dict) or not isinstance(stack := known.get("stack"), list):
+        return None
+    return known if all(isinstance(layer, str) and layer.startswith("ly_") for layer in stack) else None
+
+
 def boot() -> str:
     """Which life of the host this is: a file that was not synced is worth nothing in another."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

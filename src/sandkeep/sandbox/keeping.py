@@ -1,12 +1,15 @@
 """Checkpoints of a sandbox: its layers into a store, and back.
 
 Local layers are a cache of the store: `known/<store>/<checkpoint>.json` says which stack shows what a checkpoint holds, so
-a checkpoint reads only the layers above its parent's, and a restore of what is here unpacks nothing.
+a checkpoint reads only the layers above its parent's, and a restore of what is here unpacks nothing. Whatever of that is
+absent, stale or wrong costs time and nothing else.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -18,12 +21,12 @@ from sandkeep.checkpoints.filters import Filter
 from sandkeep.checkpoints.merge import Progress
 from sandkeep.checkpoints.records import check_words
 from sandkeep.checkpoints.remote import capture_here, unpack_here
-from sandkeep.errors import BadArgument
+from sandkeep.errors import BadArgument, CheckpointNotFound
 from sandkeep.model import CheckpointInfo, RestoreReport
 from sandkeep.runtime.base import Base, resolve
 from sandkeep.runtime.elevate import elevated
 from sandkeep.sandbox import journal, ladder, memory
-from sandkeep.sandbox.home import Home, read_json, write_json
+from sandkeep.sandbox.home import Home, boot, read_known, write_json
 from sandkeep.sandbox.journal import step
 from sandkeep.sandbox.machine import Machine
 from sandkeep.sandbox.record import Record
@@ -128,31 +131,34 @@ def keep(
         and below <= len(taken.stack)
         and follows(store, record.parent, words.get("scope", "all"), words.get("exclude"))
     )
-    new = taken.stack[: len(taken.stack) - below] if on_parent else taken.stack
-    source = Source(
-        trees=[machine.home.layers.tree(layer) for layer in reversed(new)],
-        parent=record.parent if on_parent else None,
-        base=below_of(base),
-    )
+    trees = [machine.home.layers.tree(layer) for layer in reversed(taken.stack)]
+    whole = Source(trees, base=below_of(base))
+    source = replace(whole, trees=trees[below:], parent=record.parent) if on_parent else whole
     step("checkpoint: taken")
-    save = partial(
-        capture_here,
-        store.spec,
-        source,
-        base=base_facts(record, base),
-        session={name: taken.session[name] for name in IN_HASH if name in taken.session},
-        volatile={
+
+    def save(source: Source) -> CheckpointInfo:
+        return elevated(partial(capture_here, store.spec, source, **facts), inherit=True, progress=progress)
+
+    facts: dict[str, Any] = {
+        "base": base_facts(record, base),
+        "session": {name: taken.session[name] for name in IN_HASH if name in taken.session},
+        "volatile": {
             "history": taken.session.get("history", []),
             "numbers": taken.session.get("numbers"),
             "processes": taken.processes,
             "runtime": record.runtime,
             **(volatile or {}),
         },
-        parent_id=record.parent,
-        attachments=attachments or {},
+        "parent_id": record.parent,
+        "attachments": attachments or {},
         **words,
-    )
-    info = elevated(save, inherit=True, progress=progress)
+    }
+    try:
+        info = save(source)
+    except CheckpointNotFound:
+        if source.parent is None:
+            raise
+        info = save(whole)  # another home has just forgotten the parent
     step("checkpoint: published")
     if not remembered:
         return info
@@ -174,34 +180,48 @@ def base_facts(record: Record, base: Base) -> dict[str, Any]:
 def remember(home: Home, store: Store, checkpoint: str, stack: list[str]) -> None:
     folder = home.path / "known" / store.repo.id
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / f"{checkpoint}.json", {"stack": stack})
+    write_json(folder / f"{checkpoint}.json", {"stack": stack, "boot": boot()})
 
 
 def recall(home: Home, store: Store, checkpoint: str) -> list[str] | None:
-    """The stack that shows this checkpoint, if all of it is here."""
+    """The stack that shows this checkpoint, if all of it is here, and was made in this life of the host: layers are not synced."""
     path = home.path / "known" / store.repo.id / f"{checkpoint}.json"
-    try:
-        stack: list[str] = read_json(path)["stack"]
-    except FileNotFoundError:
-        return None
-    if not home.layers.here(stack):
+    known = read_known(path)
+    if known is None or known.get("boot") != boot() or not home.layers.here(known["stack"]):
         return None
     os.utime(path)
-    return stack
+    return list(known["stack"])
 
 
 def fetch(
-    home: Home, store: Store, checkpoint: str, layer: str, progress: Progress | None, *, remembered: bool = True
+    home: Home,
+    store: Store,
+    checkpoint: str,
+    layer: str,
+    use: Callable[[list[str]], None],
+    progress: Progress | None = None,
+    *,
+    remembered: bool = True,
 ) -> list[str]:
-    """A stack that shows the checkpoint, made of what is here and at most the one new `layer`."""
-    known = recall(home, store, checkpoint)
-    if known is not None:
-        return known
+    """A stack that shows the checkpoint, made of what is here and at most the one new `layer`.
+
+    `use` is told which layers are used from now on, before anybody can discard them, and notes it on disk.
+    """
+
+    def found(known: str, *above: str) -> list[str] | None:
+        with home.layers_lock():
+            stack = recall(home, store, known)
+            if stack is not None:
+                use([*above, *stack])
+            return stack
+
+    stack = found(checkpoint)
+    if stack is not None:
+        return stack
     since, below = None, list[str]()
     for ancestor in store.lineage(checkpoint)[1:]:
-        found = recall(home, store, ancestor.id)
-        if found is not None:
-            since, below = ancestor.id, found
+        if ancestor.state == "kept" and (stack := found(ancestor.id, layer)) is not None:
+            since, below = ancestor.id, stack
             break
     tree = home.layers.begin(layer)
     try:
@@ -215,9 +235,22 @@ def fetch(
         home.layers.discard(layer)
         raise
     stack = [layer, *(below if unpacked.on else [])]
+    use(stack)
     if remembered:
         remember(home, store, checkpoint, stack)
     return stack
+
+
+def fetched(
+    machine: Machine, store: Store, checkpoint: str, progress: Progress | None = None, *, remembered: bool = True
+) -> list[str]:
+    """The same for a sandbox that stands on something else: what it will stand on is in its journal meanwhile."""
+
+    def use(stack: list[str]) -> None:
+        journal.begin(machine.folder, "fetch", layer=layer, stack=stack)
+
+    use([layer := machine.home.layers.new_id()])
+    return fetch(machine.home, store, checkpoint, layer, use, progress, remembered=remembered)
 
 
 def restore(
@@ -250,9 +283,7 @@ def restore_from(
     why = memory.problem(machine, record, saved) if saved.image else ""
     memory.refuse(why, require)
     image = saved.image if not why else None
-    layer = machine.home.layers.new_id()
-    journal.begin(machine.folder, "fetch", layer=layer)
-    stack = fetch(machine.home, store, saved.id, layer, progress, remembered=remembered)
+    stack = fetched(machine, store, saved.id, progress, remembered=remembered)
     if image:
         memory.fetch(machine, store, saved.id)
     step("restore: fetched")

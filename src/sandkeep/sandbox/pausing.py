@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from sandkeep.checkpoints.catalog import Store
 from sandkeep.checkpoints.records import check_words
 from sandkeep.errors import SandkeepError, system
 from sandkeep.model import CheckpointInfo, RestoreReport, State
@@ -124,6 +125,8 @@ def _resume(machine: Machine, record: Record, secrets: dict[str, str], require: 
     ladder.check(saved, require)
     why = memory.problem(machine, record, saved)
     memory.refuse(why, require)
+    if record.paused.get("boot") != boot() or not machine.home.layers.here(record.stack):
+        _from_the_store(machine, record, store, saved.id)
     if not why and (record.paused.get("boot") != boot() or record.paused.get("image") != memory.marks(machine)):
         memory.fetch(machine, store, saved.id)
     journal.begin(machine.folder, "resume")
@@ -147,6 +150,13 @@ def _resume(machine: Machine, record: Record, secrets: dict[str, str], require: 
     memory.drop(machine)
     machine.drop_tops(but=record.top)
     return report
+
+
+def _from_the_store(machine: Machine, record: Record, store: Store, checkpoint: str) -> None:
+    """Layers are not synced: what was here before the host's last start may be anything."""
+    record.stack = record.parent_stack = keeping.fetched(machine, store, checkpoint)
+    record.parent = checkpoint
+    record.save(machine.folder)
 
 
 def without_secrets(report: RestoreReport, had: list[str], given: dict[str, str]) -> RestoreReport:

@@ -7,7 +7,7 @@ from typing import Any
 
 from sandkeep.checkpoints.capture import load_json
 from sandkeep.checkpoints.catalog import Store
-from sandkeep.errors import CheckpointNotFound
+from sandkeep.errors import CheckpointNotFound, Corrupt
 from sandkeep.model import CheckpointInfo
 
 
@@ -38,6 +38,6 @@ def follows(store: Store, parent: str | None, scope: str, exclude: list[str] | N
         return False
     try:
         record = store.record(parent)
-    except CheckpointNotFound:
+    except (CheckpointNotFound, Corrupt):
         return False
     return (record.scope, record.exclude) == (scope, exclude)

@@ -10,7 +10,7 @@ from sandkeep.errors import Busy, NotFound
 from sandkeep.layers.pool import empty_trash, empty_trash_later
 from sandkeep.runtime.elevate import elevated
 from sandkeep.sandbox import journal, squashing
-from sandkeep.sandbox.home import Home, lock, read_json
+from sandkeep.sandbox.home import Home, lock, read_json, read_known
 from sandkeep.sandbox.record import Record
 
 CACHED = 16  # checkpoints whose layers stay here for a quick restore though no sandbox stands on them
@@ -76,7 +76,7 @@ def users(home: Home, *, cache: bool) -> set[str]:
             continue
     if cache:
         for path in remembered(home)[:CACHED]:
-            used.update(read_json(path)["stack"])
+            used.update((read_known(path) or {}).get("stack", []))
     return used
 
 
@@ -87,7 +87,8 @@ def remembered(home: Home) -> list[Path]:
 
 def forget_gone(home: Home) -> None:
     for path in remembered(home):
-        if not home.layers.here(read_json(path)["stack"]):
+        known = read_known(path)
+        if known is None or not home.layers.here(known["stack"]):
             path.unlink(missing_ok=True)
 
 
