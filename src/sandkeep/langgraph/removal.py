@@ -6,6 +6,8 @@ import json
 import sqlite3
 from collections.abc import Collection, Sequence
 
+from langgraph.checkpoint.serde.types import INTERRUPT
+
 from sandkeep.errors import CheckpointNotFound, StateConflict
 from sandkeep.langgraph.rows import Place, Rows
 
@@ -40,6 +42,31 @@ def keep_latest(rows: Rows, thread: str) -> None:
         latest, id = everything[0]
         kept = {latest} | rows.foundations(Place(thread, namespace, id))
         _delete(rows.connection, {sequence for sequence, _ in everything} - kept)
+
+
+def undo_step(rows: Rows, here: Place) -> None:
+    """Of a checkpoint that nothing follows: what tasks of its step, and graphs inside them, had finished. They run again."""
+    parent = (here.thread, here.namespace, here.id)
+    if rows.connection.execute(
+        "SELECT 1 FROM checkpoint WHERE (thread, namespace, parent) = (?,?,?)", parent
+    ).fetchone():
+        return
+    rows.connection.execute(
+        "DELETE FROM pending WHERE (thread, namespace, id) = (?,?,?) AND channel <> ?", (*parent, INTERRUPT)
+    )
+    inside = rows.connection.execute(
+        "SELECT sequence, metadata_kind, metadata FROM checkpoint WHERE thread = ?1 AND namespace <> ?2"
+        " AND (?2 = '' OR substr(namespace, 1, length(?2) + 1) = ?2 || '|')",
+        (here.thread, here.namespace),
+    ).fetchall()
+    _delete(
+        rows.connection,
+        {
+            sequence
+            for sequence, kind, about in inside
+            if rows.serde.loads_typed((kind, about)).get("parents", {}).get(here.namespace) == here.id
+        },
+    )
 
 
 def copy_thread(connection: sqlite3.Connection, source: str, target: str) -> None:

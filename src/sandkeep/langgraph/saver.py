@@ -1,7 +1,7 @@
 """CheckpointSaver: LangGraph's checkpointer interface on our database, and the bond between a thread and a sandbox.
 
-With a sandbox bound, each checkpoint of the graph first takes a snapshot of the machine and carries its id in its metadata;
-`rewind` puts the machine back to what a checkpoint recorded. The async methods are the sync ones in a thread.
+With a sandbox bound, each checkpoint of the graph carries in its metadata the id of a snapshot of the machine, taken between
+two steps (`moments`); `rewind` puts the machine back to what a checkpoint recorded. The async methods are the sync ones in a thread.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import os
 import sqlite3
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
@@ -27,20 +27,12 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from sandkeep.errors import BadArgument, CheckpointNotFound, SnapshotNotFound
-from sandkeep.langgraph import removal
+from sandkeep.langgraph import moments, removal
 from sandkeep.langgraph.database import Database
-from sandkeep.langgraph.rows import Rows, digest_of, place, thread_name
+from sandkeep.langgraph.moments import Moments, Sandbox
+from sandkeep.langgraph.rows import Place, Rows, digest_of, place, thread_name
 
 SNAPSHOT_KEY = "sandkeep_snapshot"
-DURABILITY_KEY = "__pregel_durability"  # where LangGraph keeps the `durability` of a run
-
-
-class Sandbox(Protocol):
-    """What the saver needs of a sandbox."""
-
-    def snapshot(self, comment: str) -> Any: ...
-
-    def restore(self, id: str) -> Any: ...
 
 
 class CheckpointSaver(BaseCheckpointSaver[int]):
@@ -56,6 +48,7 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
         super().__init__(serde=serde)
         self.sandbox = sandbox
         self.database = Database(where)
+        self._moments = Moments()
 
     def __enter__(self) -> CheckpointSaver:
         return self
@@ -64,6 +57,7 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
         self.close()
 
     def close(self) -> None:
+        self._moments.sweep()
         self.database.close()
 
     def rewind(self, config: RunnableConfig) -> RunnableConfig:
@@ -79,7 +73,15 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
                 f"checkpoint {found.checkpoint['id']} was saved without a sandbox", "rewind to one saved with it bound"
             )
         self.sandbox.restore(str(snapshot))
+        with self.database.transaction() as connection:
+            removal.undo_step(self._rows(connection), place(found.config))
         return found.config
+
+    def get_next_version(self, current: int | None, channel: None) -> int:
+        version = super().get_next_version(current, channel)
+        if self.sandbox is not None:
+            self._moments.step(self.sandbox, version)
+        return version
 
     def put(
         self,
@@ -88,13 +90,22 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        here = place(config)
         described: dict[str, Any] = dict(get_checkpoint_metadata(config, metadata))
         described.pop(SNAPSHOT_KEY, None)
-        if self.sandbox is not None:
-            _require_sync(config)
-            comment = f"langgraph {here.thread} step {described.get('step', '?')}"
-            described[SNAPSHOT_KEY] = self.sandbox.snapshot(comment).id
+        if self.sandbox is None:
+            return self._put(place(config), checkpoint, described, new_versions)
+        snapshot = self._moments.claim(self.sandbox, place(config), checkpoint, described)
+        try:
+            put = self._put(place(config), checkpoint, {**described, SNAPSHOT_KEY: snapshot}, new_versions)
+        except BaseException:
+            self._moments.give_back(self.sandbox, snapshot)
+            raise
+        self._moments.sweep()
+        return put
+
+    def _put(
+        self, here: Place, checkpoint: Checkpoint, described: Mapping[str, Any], new_versions: ChannelVersions
+    ) -> RunnableConfig:
         body = self._dump({k: v for k, v in checkpoint.items() if k != "channel_values"}, "the checkpoint")
         about = self._dump(described, "its metadata")
         run = described.get("run_id")
@@ -153,11 +164,8 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
                 connection.execute(f"INSERT OR {again} INTO pending VALUES (?,?,?,?,?,?,?,?,?)", row)
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        here = place(config)
-        with self.database.reading() as connection:
-            rows = self._rows(connection)
-            sequence = rows.sequence(here)
-            return None if sequence is None else rows.checkpoint(sequence)
+        self._mark(config)
+        return self._find(config)
 
     def list(
         self,
@@ -242,7 +250,8 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
                     removal.keep_latest(self._rows(connection), str(thread))
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        return await asyncio.to_thread(self.get_tuple, config)
+        self._mark(config)
+        return await asyncio.to_thread(self._find, config)
 
     async def alist(
         self,
@@ -290,6 +299,21 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
     async def arewind(self, config: RunnableConfig) -> RunnableConfig:
         return await asyncio.to_thread(self.rewind, config)
 
+    def _mark(self, config: RunnableConfig) -> None:
+        """A run that goes back in time saves its first checkpoint without a step before it."""
+        if self.sandbox is None:
+            return
+        if not moments.runs(config):
+            moments.forget()
+        elif (here := place(config)).id is not None:
+            self._moments.begin(self.sandbox, here)
+
+    def _find(self, config: RunnableConfig) -> CheckpointTuple | None:
+        with self.database.reading() as connection:
+            rows = self._rows(connection)
+            sequence = rows.sequence(place(config))
+            return None if sequence is None else rows.checkpoint(sequence)
+
     def _rows(self, connection: sqlite3.Connection) -> Rows:
         return Rows(connection, self.serde)
 
@@ -298,13 +322,3 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
             return self.serde.dumps_typed(value)
         except (TypeError, ValueError) as error:
             raise BadArgument(f"{what} can't be serialised: {error}", "keep plain data in the graph's state") from error
-
-
-def _require_sync(config: RunnableConfig) -> None:
-    """With any other durability LangGraph saves while the next step already runs, and the snapshot would hold half of it."""
-    durability = (config.get("configurable") or {}).get(DURABILITY_KEY, "sync")
-    if durability != "sync":
-        raise BadArgument(
-            f"a graph bound to a sandbox can't run with durability={durability!r}: its snapshots would be of other moments",
-            "pass durability='sync' to invoke or stream",
-        )
