@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sandkeep.checkpoints.base import Base
 from sandkeep.layers import overlay
 from sandkeep.layers.copying import copy_top
 from sandkeep.layers.pool import Layers, empty_trash, throw_away
@@ -108,16 +109,16 @@ def test_copies_of_a_changing_top_show_what_it_shows(tmp_path: Path, seed: int) 
             for _ in range(rng.choice([0, 1, 15])):
                 edit(tmp_path / "live", rng)
             layer = tmp_path / f"layer{round_}"
-            changed, after, _ = copy_top(top, layer, cursor)
-            if changed:
-                cursor.write_bytes(after)
+            copied = copy_top(top, layer, cursor)
+            if copied.changed:
+                cursor.write_bytes(copied.cursor)
                 copies.insert(0, layer)
             at = tmp_path / f"seen{round_}"
             mounted([*copies, base], None, None, at) if copies else None
             if copies:
                 assert digest(at) == digest(tmp_path / "live")
         if len(copies) > 1:
-            squash(copies, tmp_path / "squashed")
+            squash(copies, tmp_path / "squashed", Base({"/": str(base)}))
             mounted([tmp_path / "squashed", base], None, None, tmp_path / "merged")
             assert digest(tmp_path / "merged") == digest(tmp_path / "live")
 
@@ -130,9 +131,9 @@ def test_same_size_rewrite_within_a_tick_is_copied(tmp_path: Path) -> None:
     for round_ in range(5):
         (top / "file").write_text(f"{round_}")
         layer = tmp_path / f"layer{round_}"
-        changed, after, _ = copy_top(top, layer, cursor)
-        cursor.write_bytes(after)
-        assert changed
+        copied = copy_top(top, layer, cursor)
+        cursor.write_bytes(copied.cursor)
+        assert copied.changed
         assert (layer / "file").read_text() == f"{round_}"
 
 
@@ -146,11 +147,10 @@ def test_an_unchanged_top_is_copied_once(tmp_path: Path) -> None:
     import time
 
     time.sleep(0.05)
-    changed, after, _ = copy_top(top, tmp_path / "one", cursor)
-    assert changed
-    cursor.write_bytes(after)
-    changed, after, _ = copy_top(top, tmp_path / "two", cursor)
-    assert changed == 0
+    copied = copy_top(top, tmp_path / "one", cursor)
+    assert copied.changed
+    cursor.write_bytes(copied.cursor)
+    assert copy_top(top, tmp_path / "two", cursor).changed == 0
 
 
 def test_sparse_files_stay_sparse_and_sockets_are_named(tmp_path: Path) -> None:
@@ -164,11 +164,11 @@ def test_sparse_files_stay_sparse_and_sockets_are_named(tmp_path: Path) -> None:
         file.write(b"middle")
     with socket.socket(socket.AF_UNIX) as one:
         one.bind(str(top / "sock"))
-        _, _, left_out = copy_top(top, tmp_path / "layer", tmp_path / "cursor")
-    assert left_out == ["sock"]
-    copied = (tmp_path / "layer" / "sparse").stat()
-    assert copied.st_size == 1 << 30
-    assert copied.st_blocks * 512 < 1 << 20
+        copied = copy_top(top, tmp_path / "layer", tmp_path / "cursor")
+    assert copied.left_out == ["sock"]
+    sparse = (tmp_path / "layer" / "sparse").stat()
+    assert sparse.st_size == 1 << 30
+    assert sparse.st_blocks * 512 < 1 << 20
 
 
 def test_throwing_away_survives_odd_modes(tmp_path: Path) -> None:

@@ -29,15 +29,16 @@ cat hard2 'na me'; ls /usr/share/doc; ls -d /etc/apt 2>&1; readlink abs
 """
 
 
-@pytest.mark.parametrize("busy", [False, True])
-def test_restore_is_exact_and_can_be_repeated(make: Make, busy: bool) -> None:
+@pytest.mark.parametrize("how", ["rotated", "copied for its links", "copied, busy"])
+def test_restore_is_exact_and_can_be_repeated(make: Make, how: str) -> None:
     sb = make()
-    if busy:
+    if "busy" in how:
         sb.commands.run("sleep 1000", background=True)
-    assert sb.commands.run(ODD, user="root").exit_code == 0
+    odd = ODD.replace("ln hard1", "cp -p hard1") if how == "rotated" else ODD
+    assert sb.commands.run(odd, user="root").exit_code == 0
     before = sb.commands.run(LOOK, user="root").stdout
     saved = sb.snapshot("odd")
-    assert saved.how == ("copied" if busy else "rotated")
+    assert saved.how == how[: len(saved.how)]
     for _ in range(2):
         sb.commands.run("rm -rf ~/workspace/* /usr/share/doc; touch /etc/apt ~/workspace/more; X=1", user="root")
         report = sb.restore(saved)
@@ -176,7 +177,7 @@ def squashed(home: Home, stack: list[str]) -> None:
     """Here or by the process in the background, whichever is first."""
 
     def done() -> object:
-        squashing.squash_now(home, stack[squashing.KEEP :])
+        squashing.squash_now(home, "host", stack[squashing.KEEP :])
         return squashing.known(home)
 
     until(done, "the stack to be squashed")

@@ -1,7 +1,10 @@
 """Copy what changed in a live top since the last copy into a new layer, while everything in the sandbox stands still.
 
-The cursor remembers what each entry looked like when it was copied. An entry whose change time lies within a clock tick of
-the copy is in doubt: doubt never equals anything, so it is copied again next time.
+The cursor remembers what each entry looked like when it was copied. Nothing is taken for the same because of its number: entries
+are compared by name, folders by what they are (mode, owner, time, attributes, opaque or not), all else by a change time that
+is older than the copy. An entry whose change time lies within a clock tick of the copy, or means nothing on this file system,
+is in doubt: doubt never equals anything, so it is copied again next time. A cursor that is not of this boot, of this
+format, or of a clock that was set back, is none: all is copied, over the layers that the top was mounted on.
 """
 
 from __future__ import annotations
@@ -9,48 +12,83 @@ from __future__ import annotations
 import os
 import stat
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgpack
 
-from sandkeep.layers import overlay
+from sandkeep.layers import filesystem, overlay
 
+FORMAT = 2
 TICK_NS = 20_000_000
-Key = tuple[int, ...]
+COARSE_NS = 2_000_000_000  # where times are kept in whole seconds
+Key = tuple[int | bytes, ...]
 
 
 @dataclass
 class Seen:
-    """One entry at the last copy: its key (the inode alone when in doubt), and for folders what was inside."""
+    """One entry at the last copy: its key (none when in doubt), and for folders what was inside and whether it was opaque."""
 
     key: Key
     children: dict[bytes, Seen] | None = None
+    opaque: bool = False
 
     def same(self, key: Key) -> bool:
-        return len(key) > 1 and self.key == key
+        return len(key) > 0 and self.key == key
 
     def pack(self) -> list[Any]:
-        inside = None if self.children is None else {name: child.pack() for name, child in self.children.items()}
-        return [list(self.key), inside]
+        if self.children is None:
+            return [self.key]
+        return [self.key, {name: child.pack() for name, child in self.children.items()}, self.opaque]
 
     @classmethod
     def unpack(cls, data: list[Any]) -> Seen:
-        key, inside = data
-        return cls(tuple(key), None if inside is None else {name: cls.unpack(child) for name, child in inside.items()})
+        key, *rest = data
+        if not rest:
+            return cls(tuple(key))
+        inside, opaque = rest
+        return cls(tuple(key), {name: cls.unpack(child) for name, child in inside.items()}, opaque)
 
 
-def load_cursor(path: Path) -> Seen:
+def load_cursor(path: Path) -> Seen | None:
+    """None where there is no cursor that can be believed."""
     try:
-        return Seen.unpack(msgpack.unpackb(path.read_bytes(), strict_map_key=False))
-    except FileNotFoundError:
-        return Seen((), {})
+        packed = msgpack.unpackb(path.read_bytes(), strict_map_key=False)
+        version, boot, offset, instant, tree = packed
+        if version != FORMAT or boot != _boot():
+            return None
+        slewed = abs(time.time_ns() - instant) // 1000
+        if _clock() < offset - slewed - TICK_NS:
+            return None
+        return Seen.unpack(tree)
+    except (FileNotFoundError, ValueError, TypeError, msgpack.UnpackException):
+        return None
 
 
 def dump_cursor(seen: Seen) -> bytes:
-    packed: bytes = msgpack.packb(seen.pack())
+    packed: bytes = msgpack.packb([FORMAT, _boot(), _clock(), time.time_ns(), seen.pack()])
     return packed
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _clock() -> int:
+    """By how much the wall clock is ahead of the time since boot: less than before, and it was set back."""
+    return time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+@dataclass
+class Copied:
+    """`changed` entries; none: the layer holds nothing. `anew`: it lies on what the top was mounted on, not on earlier copies."""
+
+    changed: int
+    cursor: bytes
+    left_out: list[str]
+    anew: bool
 
 
 @dataclass
@@ -62,21 +100,33 @@ class Copier:
     changed: int = 0
     left_out: list[str] = field(default_factory=list)
     _links: dict[int, bytes] = field(default_factory=dict)
+    _left: dict[int, list[bytes]] = field(default_factory=dict)  # names of files with several, that seem unchanged
     _instant: int = field(default_factory=time.time_ns)
+    _tells: bool = False
 
     def run(self, before: Seen) -> Seen:
+        self._tells = filesystem.tells(self.top)
         info = os.lstat(self.top)
         os.mkdir(self.layer)
-        key = self._key(info)
-        self.changed += not before.same(key) and len(before.key) > 1
-        after = Seen(key, self._folder(b"", before.children or {}))
+        key, opaque = self._folder_key(b"", info)
+        self.changed += not before.same(key)
+        after = Seen(key, self._folder(b"", before.children or {}), opaque)
         self._finish_folder(b"", info)
+        self._other_names()
         return after
 
     def _key(self, info: os.stat_result) -> Key:
-        if info.st_ctime_ns >= self._instant - TICK_NS:
-            return (info.st_ino,)
+        if overlay.is_whiteout(info):
+            return (info.st_mode,)
+        age = self._instant - info.st_ctime_ns
+        if not self._tells or age <= (TICK_NS if info.st_ctime_ns % 1_000_000_000 else COARSE_NS):
+            return ()
         return (info.st_ino, info.st_ctime_ns, info.st_size, info.st_mode, info.st_nlink, info.st_mtime_ns)
+
+    def _folder_key(self, path: bytes, info: os.stat_result) -> tuple[Key, bool]:
+        state, opaque = overlay.attributes(self._from(path))
+        packed: bytes = msgpack.packb(state) if state else b""
+        return (info.st_mode, info.st_uid, info.st_gid, info.st_mtime_ns, packed), opaque
 
     def _folder(self, path: bytes, before: dict[bytes, Seen]) -> dict[bytes, Seen]:
         after: dict[bytes, Seen] = {}
@@ -93,27 +143,47 @@ class Copier:
         return after
 
     def _entry(self, path: bytes, info: os.stat_result, before: Seen | None) -> Seen:
-        key = self._key(info)
         if stat.S_ISDIR(info.st_mode):
-            return self._directory(path, info, key, before)
+            return self._directory(path, info, before)
+        key = self._key(info)
         if before is None or not before.same(key):
             self._parents(os.path.dirname(path))
             self._copy(path, info)
             self.changed += 1
+        elif info.st_nlink > 1:
+            self._left.setdefault(info.st_ino, []).append(path)
         return Seen(key)
 
-    def _directory(self, path: bytes, info: os.stat_result, key: Key, before: Seen | None) -> Seen:
-        goes_on = before is not None and before.children is not None and before.key[0] == info.st_ino
+    def _directory(self, path: bytes, info: os.stat_result, before: Seen | None) -> Seen:
+        """It goes on from the last copy, name by name, whichever folder it is now. Unless the layers below show through the one
+        and not through the other: then the copy hides them."""
+        key, opaque = self._folder_key(path, info)
+        inside = before.children if before is not None and (before.opaque or not opaque) else None
         written = self.changed
-        if before is None or not goes_on or not before.same(key):
+        if before is None or inside is None or not before.same(key):
             self._parents(path)
             self.changed += 1
-        children = self._folder(path, (before.children or {}) if before is not None and goes_on else {})
+        children = self._folder(path, inside or {})
         if self.changed != written:
             self._finish_folder(path, info)
-            if not goes_on and (before is not None or overlay.is_opaque(self._from(path))):
+            if inside is None and (before is not None or opaque):
                 overlay.set_opaque(self._to(path))
-        return Seen(key, children)
+        return Seen(key, children, opaque)
+
+    def _other_names(self) -> None:
+        """A file that is copied under one name is copied under all: else the layer would part them."""
+        folders: set[bytes] = set()
+        for number, paths in self._left.items():
+            first = self._links.get(number)
+            for path in paths if first is not None else []:
+                self._parents(os.path.dirname(path))
+                os.link(first or b"", self._to(path), follow_symlinks=False)
+                self.changed += 1
+                while path:
+                    path = os.path.dirname(path)
+                    folders.add(path)
+        for folder in sorted(folders, reverse=True):
+            self._finish_folder(folder, os.lstat(self._from(folder)))
 
     def _copy(self, path: bytes, info: os.stat_result) -> None:
         source, target = self._from(path), self._to(path)
@@ -179,8 +249,22 @@ def copy_contents(source: bytes, target: bytes, size: int) -> None:
         os.close(read)
 
 
-def copy_top(top: Path, layer: Path, cursor: Path) -> tuple[int, bytes, list[str]]:
-    """Copy the changes of `top` since `cursor` into the fresh folder `layer`: how many, the new cursor, what was left out."""
+def copy_top(top: Path, layer: Path, cursor: Path, begun: Collection[bytes] = ()) -> Copied:
+    """Copy the changes of `top` since `cursor` into the fresh folder `layer`. `begun`: folders (the root, `usr`) that were made
+    with the top and are as they were made."""
     copier = Copier(top, layer)
-    after = copier.run(load_cursor(cursor))
-    return copier.changed, dump_cursor(after), copier.left_out
+    before = load_cursor(cursor)
+    after = copier.run(before or _beginning(copier, begun))
+    return Copied(copier.changed, dump_cursor(after), copier.left_out, anew=before is None)
+
+
+def _beginning(copier: Copier, begun: Collection[bytes]) -> Seen:
+    """What a top looked like before anything was done in it."""
+
+    def seen(path: bytes) -> Seen:
+        key = copier._folder_key(path, os.lstat(copier._from(path)))[0] if path in begun else ()
+        return Seen(key, {})
+
+    root = seen(b"")
+    root.children = {path: seen(path) for path in begun if path}
+    return root

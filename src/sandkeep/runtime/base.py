@@ -37,6 +37,10 @@ class Base:
     usr: bool
     fingerprint: str
 
+    def roots(self) -> dict[str, str]:
+        """The folders of this host that it consists of, by where each shows inside."""
+        return {"/": str(self.root), **({"/usr": "/usr"} if self.usr else {})}
+
 
 def resolve(spec: str, home: Path) -> Base:
     """The base that `spec` names: "host", a folder with a root filesystem, or a tar of one."""

@@ -61,6 +61,19 @@ def id_map() -> str:
     return "many" if tools and subordinate() and subordinate("/etc/subgid") else "one"
 
 
+def mapped(uid: int, gid: int) -> bool:
+    """Whether an owner has an id inside. In a user namespace one without shows as the overflow id."""
+    if is_root():
+        return 65534 not in (uid, gid)
+    return all(
+        one == own or (id_map() == "many" and first <= one < first + min(count, 65536))
+        for one, own, (first, count) in (
+            (uid, os.getuid(), subordinate() or (0, 0)),
+            (gid, os.getgid(), subordinate("/etc/subgid") or (0, 0)),
+        )
+    )
+
+
 def elevated(
     function: Callable[..., T],
     *arguments: Any,

@@ -10,12 +10,14 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from sandkeep.errors import RuntimeFailed
+from sandkeep.layers.overlay import attributes
 from sandkeep.runtime import kernel
+from sandkeep.runtime.elevate import mapped
 from sandkeep.runtime.plan import Plan
 
 # The same format with and without root: `user.overlay.*` attributes, no redirects, no index, stable inode numbers.
@@ -59,30 +61,59 @@ def stacks(plan: Plan) -> tuple[Stack, Stack | None]:
 
 
 def prepare(plan: Plan) -> None:
-    """Make the writable folders that are missing; what is there stays as it is."""
+    """Make the writable folders that are missing, like those that they cover; what is there stays as it is."""
     root, usr = stacks(plan)
+    for stack in (root, usr):
+        if stack is not None:
+            stack.work.mkdir(parents=True, exist_ok=True)
     if not root.upper.exists():
-        root.upper.mkdir(parents=True)
-        _like(plan.base.root, root.upper)
-    root.work.mkdir(parents=True, exist_ok=True)
-    if usr is None:
-        return
-    usr.work.mkdir(parents=True, exist_ok=True)
-    if not usr.upper.exists():
+        making = root.upper.with_name(f"{root.upper.name}.making")
+        shutil.rmtree(making, ignore_errors=True)
+        making.mkdir(parents=True)
+        if usr is not None:
+            (making / "usr").mkdir()
+            _like(usr.lowers[0], making / "usr")
+        _like(root.lowers[0], making)
+        making.rename(root.upper)
+    elif usr is not None and not usr.upper.exists():
         usr.upper.mkdir()
         _like(usr.lowers[0], usr.upper)
 
 
+def begun(plan: Plan) -> dict[bytes, bool]:
+    """Of the folders that `prepare` makes: whether each is still as it was made."""
+    root, usr = stacks(plan)
+    found = {b"": _is_like(root.lowers[0], root.upper)}
+    if usr is not None and usr.upper.is_dir():
+        found[b"usr"] = _is_like(usr.lowers[0], usr.upper)
+    return found
+
+
+def untouched(plan: Plan) -> bool:
+    """Whether a top holds nothing but what mounting it made."""
+    made = begun(plan)
+    below = [name for path in made for name in os.listdir(os.path.join(os.fsencode(plan.upper), path))]
+    return all(made.values()) and below == ([b"usr"] if b"usr" in made else [])
+
+
 def _like(model: Path, folder: Path) -> None:
     found = model.stat()
-    if (found.st_uid, found.st_gid) != (os.geteuid(), os.getegid()) and _mapped(found):
+    if mapped(found.st_uid, found.st_gid):
         os.chown(folder, found.st_uid, found.st_gid)
     os.chmod(folder, found.st_mode & 0o7777)
+    for name, value in attributes(os.fsencode(model))[0]:
+        with suppress(OSError):
+            os.setxattr(folder, name, value)
+    os.utime(folder, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
-def _mapped(found: os.stat_result) -> bool:
-    """False for an owner that has no id in this user namespace (it shows as the overflow id)."""
-    return 65534 not in (found.st_uid, found.st_gid)
+def _is_like(model: Path, folder: Path) -> bool:
+    want, found = model.stat(), folder.stat()
+    return (
+        (want.st_mode, want.st_mtime_ns) == (found.st_mode, found.st_mtime_ns)
+        and (not mapped(want.st_uid, want.st_gid) or (want.st_uid, want.st_gid) == (found.st_uid, found.st_gid))
+        and attributes(os.fsencode(model))[0] == attributes(os.fsencode(folder))[0]
+    )
 
 
 def build(plan: Plan) -> Root:

@@ -170,7 +170,7 @@ def keep(
 
 
 def below_of(base: Base) -> Below:
-    return Below({"/": str(base.root), **({"/usr": "/usr"} if base.usr else {})})
+    return Below(base.roots())
 
 
 def base_facts(record: Record, base: Base) -> dict[str, Any]:

@@ -85,8 +85,8 @@ class Machine:
         )
 
     def make_top(self, number: int) -> None:
-        for folder in (self.top(number) / "tree", self.top(number) / "work"):
-            folder.mkdir(parents=True, exist_ok=True, mode=0o755)
+        """Its tree is made when it is mounted, like what it covers."""
+        (self.top(number) / "work").mkdir(parents=True, exist_ok=True, mode=0o755)
 
     def empty_top(self, number: int) -> None:
         """What ran on it for a moment may have written to it."""

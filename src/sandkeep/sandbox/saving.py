@@ -2,7 +2,8 @@
 
 Two ways. *Rotate*: only the guest runs, so the top becomes a layer as it is and a new empty top is put in its place.
 *Copy*: processes run (or the runtime can't rotate), so everything is frozen and what changed since the last copy is
-copied out. A process that holds a file open goes on writing into the top it began with: never rotate under it.
+copied out. A process that holds a file open goes on writing into the top it began with: never rotate under it. Nor when a file in
+the top has two names: below a new top a write to one would not show under the other.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from sandkeep.checkpoints.records import check_comment
 from sandkeep.errors import BadArgument, SnapshotNotFound, Unsupported
-from sandkeep.layers import copying
+from sandkeep.layers import copying, tops
 from sandkeep.model import SnapshotInfo
+from sandkeep.runtime import overlay
 from sandkeep.runtime.driver import Driver
 from sandkeep.runtime.elevate import elevated
+from sandkeep.runtime.plan import Plan
 from sandkeep.sandbox import journal, squashing
 from sandkeep.sandbox.home import read_json, write_json, write_whole
 from sandkeep.sandbox.journal import step
@@ -50,10 +54,12 @@ def take(machine: Machine, record: Record) -> Taken:
         facts = hold.first_json()
         session = {**facts["session"], "workflow": BoundState(machine.folder / "workflow.json").export()}
         if facts["idle"] and engine.can_rotate and not record.copied:
-            if not any(_entries(machine, record)):
+            untouched, linked = _look(machine.plan(record, record.stack, record.top))
+            if untouched:
                 return Taken(list(record.stack), session, facts["processes"], "unchanged")
-            rotate(machine, record, engine)
-            return Taken(list(record.stack), session, facts["processes"], "rotated")
+            if not linked:
+                rotate(machine, record, engine)
+                return Taken(list(record.stack), session, facts["processes"], "rotated")
         changed, left_out = copy(machine, record, engine, sync=facts["shared_maps"])
         stack = record.shown()
         return Taken(stack, session, facts["processes"], "copied" if changed else "unchanged", left_out)
@@ -81,7 +87,7 @@ def rotate(machine: Machine, record: Record, engine: Driver) -> None:
     step("rotate: recorded")
     journal.done(machine.folder)
     machine.drop_tops(but=new)
-    squashing.later(machine.home, stack)
+    squashing.later(machine.home, record.base, stack)
 
 
 def copy(machine: Machine, record: Record, engine: Driver, *, sync: bool) -> tuple[int, list[str]]:
@@ -113,12 +119,14 @@ def copy_frozen(machine: Machine, record: Record, *, sync: bool, layer: str) -> 
     tree, cursor = layers.begin(layer), machine.folder / f"cursor-{record.copied[0] if record.copied else 'none'}"
     if sync:
         os.sync()
-    changed, after, left_out = elevated(copying.copy_top, machine.top(record.top) / "tree", tree, cursor)
+    copied = elevated(_copy_top, machine.plan(record, record.stack, record.top), tree, cursor)
     step("copy: copied")
-    if not changed:
+    if copied.anew:
+        record.copied = []
+    if not copied.changed:
         layers.discard(layer)
-        return 0, left_out
-    write_whole(machine.folder / f"cursor-{layer}", after)
+        return 0, copied.left_out
+    write_whole(machine.folder / f"cursor-{layer}", copied.cursor)
     record.copied = [layer, *record.shown()]
     squashed = squashing.find(machine.home, record.copied)
     if squashed:
@@ -127,8 +135,13 @@ def copy_frozen(machine: Machine, record: Record, *, sync: bool, layer: str) -> 
     record.save(machine.folder)
     step("copy: recorded")
     cursor.unlink(missing_ok=True)
-    squashing.later(machine.home, record.copied)
-    return changed, left_out
+    squashing.later(machine.home, record.base, record.copied)
+    return copied.changed, copied.left_out
+
+
+def _copy_top(plan: Plan, layer: Path, cursor: Path) -> copying.Copied:
+    begun = [path for path, same in overlay.begun(plan).items() if same]
+    return copying.copy_top(plan.upper, layer, cursor, begun)
 
 
 @contextlib.contextmanager
@@ -149,13 +162,16 @@ def frozen(machine: Machine, engine: Driver) -> Iterator[None]:
             engine.thaw(machine.id, machine.folder)
 
 
-def _entries(machine: Machine, record: Record) -> Iterator[str]:
-    """What the top holds beyond the folders that mounting it makes."""
-    tree = machine.top(record.top) / "tree"
-    with os.scandir(tree) as found:
-        for entry in found:
-            if entry.name != "usr" or os.listdir(entry.path):
-                yield entry.name
+def _look(plan: Plan) -> tuple[bool, bool]:
+    """Whether the top is untouched, and whether files in it have several names."""
+    try:
+        return _look_here(plan)
+    except PermissionError:
+        return elevated(_look_here, plan)
+
+
+def _look_here(plan: Plan) -> tuple[bool, bool]:
+    return overlay.untouched(plan), tops.linked(plan.upper)
 
 
 def snapshot(machine: Machine, comment: str = "") -> SnapshotInfo:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from sandkeep.checkpoints.base import Base as Below
 from sandkeep.errors import Busy
 from sandkeep.layers.detached import detach
 from sandkeep.layers.squash import squash
+from sandkeep.runtime.base import resolve
 from sandkeep.runtime.elevate import elevated
 from sandkeep.sandbox.home import Home, lock, read_json, write_json
 
@@ -43,14 +45,15 @@ def known(home: Home) -> dict[str, list[str]]:
     return dict(sorted(found.items(), key=lambda item: -len(item[1])))
 
 
-def later(home: Home, stack: list[str]) -> None:
+def later(home: Home, base: str, stack: list[str]) -> None:
     """Begin to squash in a process of its own, if the stack is long and nobody is at it."""
     if len(stack) > LONG:
-        detach([sys.executable, "-m", "sandkeep.sandbox.squashing", str(home.path), *stack[KEEP:]])
+        detach([sys.executable, "-m", "sandkeep.sandbox.squashing", str(home.path), base, *stack[KEEP:]])
 
 
-def squash_now(home: Home, stack: list[str]) -> str | None:
-    """Merge these layers into a new one; None when they are merged already, being merged, or gone."""
+def squash_now(home: Home, base: str, stack: list[str]) -> str | None:
+    """Merge these layers, the lowest of which lies on the base, into a new one; None when they are merged already, being
+    merged, or gone."""
     layers = home.layers
     try:
         with lock(home.path / "squash.lock", wait=False):
@@ -59,7 +62,7 @@ def squash_now(home: Home, stack: list[str]) -> str | None:
             layer = layers.new_id()
             tree = layers.begin(layer)
             write_json(tree.parent / "making.json", stack)
-            elevated(squash, layers.trees(stack), tree)
+            elevated(squash, layers.trees(stack), tree, Below(resolve(base, home.path).roots()))
             write_json(tree.parent / "of.json", stack)
             (tree.parent / "making.json").unlink()
             return layer
@@ -68,4 +71,4 @@ def squash_now(home: Home, stack: list[str]) -> str | None:
 
 
 if __name__ == "__main__":
-    squash_now(Home(Path(sys.argv[1])), sys.argv[2:])
+    squash_now(Home(Path(sys.argv[1])), sys.argv[2], sys.argv[3:])
