@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
 import socket
 import struct
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,6 +126,18 @@ def test_errors_carry_the_path_and_the_errno(box: Box, tmp_path: Path) -> None:
     with pytest.raises(FileError, match="Permission denied"):
         box.link.call("file_list", path="/root", user=65534)
     assert box.text("echo on") == "on\n"
+
+
+def test_who_may_only_pass_through_a_folder_does_not_see_what_is_in_it(box: Box) -> None:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        Path(folder, "hidden").write_text("x")
+        os.chmod(folder, 0o711)
+        assert box.link.call("file_stat", path=f"{folder}/hidden", user=65534)["entry"]["size"] == 1
+        with pytest.raises(FileError, match="Permission denied") as caught:
+            box.link.call("file_list", path=folder, user=65534)
+        assert caught.value.details["errno"] == errno.EACCES
+        os.chmod(folder, 0o755)
+        assert [one["name"] for one in box.link.call("file_list", path=folder, user=65534)["entries"]] == ["hidden"]
 
 
 def test_a_folder_of_many_files_is_one_answer(box: Box, tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ import os
 import signal
 import socket
 import struct
+import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,30 @@ def test_a_follower_that_reads_slowly_loses_nothing(box: Box) -> None:
         assert box.text("echo others go on") == "others go on\n"
         assert sum(len(data) for kind, data in events if kind == "stdout") == size
         assert events.result["dropped"] == {}
+
+
+def test_of_two_followers_the_slow_one_loses_nothing_either(box: Box) -> None:
+    code = f"echo begun; read go; head -c {8 * MIB} /dev/zero"
+    with box.link.stream("start", {"argv": ["sh", "-c", code], "follow": True}, timeout=PATIENCE) as slow:
+        pid = slow.first_json()["started"]
+        with box.link.stream("attach", {"pid": pid}, timeout=PATIENCE) as fast, ThreadPoolExecutor() as threads:
+            assert next(fast) == ("stdout", b"begun\n")
+            box.stdin(pid, b"go\n")
+            read = threads.submit(lambda: sum(len(data) for _, data in fast))
+            until(lambda: ring_end(box, pid) >= MIB, "the ring is full")
+            until(lambda: stands(box, pid), "the fast one has all that it gets before the slow one reads")
+            assert sum(len(data) for _, data in slow) == 6 + 8 * MIB
+            assert read.result(PATIENCE) == 8 * MIB
+            assert slow.result["dropped"] == fast.result["dropped"] == {}
+
+
+def stands(box: Box, pid: int) -> bool:
+    """No output for a while."""
+    ends = set()
+    for _ in range(10):
+        ends.add(ring_end(box, pid))
+        time.sleep(0.02)
+    return len(ends) == 1
 
 
 def ring_end(box: Box, pid: int) -> int:

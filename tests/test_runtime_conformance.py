@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import shutil
 import subprocess
@@ -219,6 +220,65 @@ def test_user_namespaces_and_key_rings_are_refused(box: Box, driver: Driver) -> 
     else:
         assert "not permitted" in box.fails("unshare --user true")
         box.fails(f"python3 -c '{keyctl}'")
+
+
+NEW = {"TIME": 0x80, "NS": 0x20000, "CGROUP": 0x2000000, "UTS": 0x4000000, "IPC": 0x8000000, "USER": 0x10000000,
+       "PID": 0x20000000, "NET": 0x40000000}  # fmt: skip
+
+CALLS = r"""
+import ctypes, errno, json, mmap, os, struct, sys
+libc = ctypes.CDLL(None, use_errno=True)
+def said(result):
+    if result == 0 and os.getpid() != me: os._exit(0)
+    if result > 0: os.waitpid(result, 0)
+    return "made" if result >= 0 else errno.errorcode[ctypes.get_errno()]
+def old(number, one, two=0):
+    "By the calls of 32-bit programs: eax, ebx, ecx in, eax out."
+    code = b"\x53\x89\xf8\x89\xf3\x89\xd1\x31\xd2\x31\xf6\xcd\x80\x5b\xc3"
+    page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    page.write(code)
+    call = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint, ctypes.c_uint, ctypes.c_uint)(ctypes.addressof(ctypes.c_char.from_buffer(page)))
+    result = call(number, one, two)
+    if result < 0: ctypes.set_errno(-result)
+    return result
+me, new = os.getpid(), json.loads(sys.argv[1])
+clone, unshare, setns, clone3 = {"x86_64": (56, 272, 308, 435), "aarch64": (220, 97, 268, 435)}[os.uname().machine]
+told = {}
+for name, flag in new.items():
+    if name != "TIME":  # for clone those bits are the signal at the child's end
+        told["clone " + name] = said(libc.syscall(clone, flag | 17, 0, 0, 0, 0))
+        told["clone wrong " + name] = said(libc.syscall(clone, flag | 0x800 | 17, 0, 0, 0, 0))
+    told["unshare " + name] = said(libc.syscall(unshare, flag))
+    told["unshare wrong " + name] = said(libc.syscall(unshare, flag | 1))
+    told["setns wrong " + name] = said(libc.syscall(setns, -1, flag))
+    told["setns " + name] = said(libc.syscall(setns, os.open("/proc/self/ns/uts", os.O_RDONLY), flag))
+    told["clone3 " + name] = said(libc.syscall(clone3, ctypes.c_char_p(struct.pack("11Q", flag, 0, 0, 0, 17, 0, 0, 0, 0, 0, 0)), 88))
+    if os.uname().machine == "x86_64":
+        told["old unshare " + name] = said(old(310, flag))
+        told["old setns " + name] = said(old(346, os.open("/proc/self/ns/uts", os.O_RDONLY), flag))
+        told["old clone3 " + name] = said(old(435, 0, 88))
+        if name != "TIME":
+            told["old clone " + name] = said(old(120, flag | 17))
+            told["old clone wrong " + name] = said(old(120, flag | 0x800 | 17))
+told["clone all"] = said(libc.syscall(clone, 0x7e020000 | 17, 0, 0, 0, 0))
+told["wrong"] = said(libc.syscall(clone, 0x800 | 17, 0, 0, 0, 0))
+told["clone"] = said(libc.syscall(clone, 17, 0, 0, 0, 0))
+if os.uname().machine == "x86_64":
+    told["old clone"] = said(old(120, 17))
+print(json.dumps(told))
+"""
+
+
+def test_no_call_makes_or_enters_a_namespace(box: Box, driver: Driver) -> None:
+    if driver.name == "runsc":
+        pytest.skip("its namespaces are of gVisor's own kernel")
+    """Nor does it get as far as the kernel, which answers what is wrong in itself otherwise, with any capabilities."""
+    told = json.loads(box.sh(f"python3 - '{json.dumps(NEW)}' <<'end'\n{CALLS}\nend"))
+    assert told.pop("clone") == "made"
+    assert told.pop("wrong") == "EINVAL", "of the kernel"
+    assert told.pop("old clone", "made") == "made"
+    assert {call for call, said in told.items() if said != ("ENOSYS" if "clone3" in call else "EPERM")} == set()
+    assert len(told) >= len(NEW) * 4
 
 
 def test_the_user_owns_a_workspace_and_has_sudo(box: Box, driver: Driver) -> None:

@@ -11,11 +11,14 @@ from pathlib import Path
 
 import httpx
 import pytest
+from sqlalchemy import select
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect as open_socket
 
 from sandkeep.server.run import _bound
 from sandkeep.server.settings import Settings
+from sandkeep.sessions import Database, Tokens
+from sandkeep.sessions.tables import tokens
 from serving import Served, connect, events_of, made, ran, served, serving, told  # noqa: F401
 from waiting import PATIENCE, until
 
@@ -42,6 +45,22 @@ def test_a_sandbox_is_made_listed_used_and_killed(api: httpx.Client) -> None:
     told(api.get(f"/sandboxes/{id}"), 404, "SANDBOX_NOT_FOUND")
     told(api.delete(f"/sandboxes/{id}"), 404, "SANDBOX_NOT_FOUND")
     assert api.get("/sandboxes").json()["sandboxes"] == []
+
+
+def test_what_is_killed_leaves_no_token(served: Served) -> None:  # noqa: F811
+    api = served.api()
+    database = Database(served.database)
+    try:
+        ids = [made(api), made(api)]
+        for id in ids:
+            Tokens(database).issue(id)
+        api.delete(f"/sandboxes/{ids[0]}")
+        with database.read() as connection:
+            assert (
+                connection.execute(select(tokens.c.sandbox).where(tokens.c.sandbox.in_(ids))).scalars().all() == ids[1:]
+            )
+    finally:
+        database.close()
 
 
 def test_pages_of_sandboxes_go_on_by_cursor_newest_first(api: httpx.Client) -> None:

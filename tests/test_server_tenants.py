@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import pytest
 from websockets.exceptions import InvalidStatus
 
 from sandkeep.errors import BadArgument, SandboxNotFound
+from sandkeep.server.settings import Settings
+from sandkeep.server.spaces import Spaces, folder_of
 from serving import Served, connect, made, ran, served, told  # noqa: F401
 from waiting import PATIENCE
 
@@ -205,6 +209,18 @@ def test_without_a_valid_key_there_is_nothing(ann: Estate, served: Served) -> No
         ).status_code
         == 200
     )
+
+
+@pytest.mark.parametrize(
+    "pair", [("Ä", "ä"), ("A", "a"), ("a.b", "a-b"), ("a", "a "), ("", "-"), ("x" * 50, "x" * 51), ("_", "-")]
+)
+def test_tenants_whose_names_look_alike_share_no_folder(pair: tuple[str, str], tmp_path: Path) -> None:
+    folders = {folder_of(name).casefold() for name in (*pair, None)}
+    assert len(folders) == 3, "also where the file system does not tell cases apart"
+    spaces = Spaces(Settings(home=tmp_path))
+    for open_space in (spaces._url, lambda kind, user, project: spaces._url(kind, "ann", user)):
+        assert len({open_space("checkpoints", name, None) for name in pair}) == 2
+    assert all(re.fullmatch(r"[A-Za-z0-9-]+", folder_of(name)) for name in pair)
 
 
 def test_a_revoked_key_is_refused_at_once(served: Served) -> None:  # noqa: F811

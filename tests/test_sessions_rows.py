@@ -330,6 +330,17 @@ def test_tokens_open_one_sandbox(rows: Sessions, db: Database) -> None:
         tokens.check("x", token)
 
 
+@pytest.mark.parametrize("state", [S.CREATING, S.RUNNING, S.PAUSED])
+def test_what_is_killed_has_no_tokens(rows: Sessions, db: Database, state: SessionState) -> None:
+    session, tokens = made(rows, "x", state), Tokens(db)
+    made(rows, "y", state)
+    for id in ("x", "x", "y"):
+        tokens.issue(id)
+    rows.move("x", state, S.KILLED, generation=session.generation)
+    with db.read() as connection:
+        assert connection.exec_driver_sql("SELECT sandbox FROM tokens").scalars().all() == ["y"]
+
+
 def test_the_audit_log_can_only_grow(db: Database) -> None:
     log = Log(db)
     for n in range(5):

@@ -183,7 +183,6 @@ class Services:
         await self.get(scope, id)
         async with self._turn(id):
             await self.keeper.kill(id)
-            await self.db.call(self.tokens.revoke, id)
 
     async def pause(self, scope: Scope | None, id: str, *, memory: bool | None = None) -> Session:
         """With its memory where that can be saved, unless `memory` says otherwise."""

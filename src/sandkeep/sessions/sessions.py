@@ -30,7 +30,7 @@ from sandkeep.sessions.records import (
     session_of,
 )
 from sandkeep.sessions.states import CHANGES, PASSING, SessionState, check_move
-from sandkeep.sessions.tables import now, requests, sessions, uses
+from sandkeep.sessions.tables import now, requests, sessions, tokens, uses
 
 _S = SessionState
 _ROW = sessions.c
@@ -197,6 +197,8 @@ class Sessions:
                 connection.execute(delete(uses).where(uses.c.sandbox == id))
             if to in (_S.KILLED, _S.ERROR):
                 connection.execute(delete(requests).where(requests.c.sandbox == id))
+            if to is _S.KILLED:
+                connection.execute(delete(tokens).where(tokens.c.sandbox == id))
             if event is not None:
                 record_event(connection, id, event, {"from": frm, "to": to, "error": changes.get("last_error")})
             return session_of(row)

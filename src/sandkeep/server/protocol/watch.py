@@ -110,7 +110,6 @@ class Watch:
                     last_activity=row.last_activity, event="idle_timeout",
                 )  # fmt: skip
                 await services.keeper.remove(ended)
-                await services.db.call(services.tokens.revoke, row.id)
         except StateConflict:
             stage.state = "RUNNING"
             return
