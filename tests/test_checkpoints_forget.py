@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from faulty import Faulty
-from sandkeep.checkpoints import records, retention
+from faulty import Crash, Faulty
+from sandkeep.checkpoints import records, retention, undoing
 from sandkeep.checkpoints.browse import Tree
 from sandkeep.checkpoints.capture import load_record
 from sandkeep.checkpoints.catalog import Store
@@ -41,18 +43,20 @@ def words(dice: random.Random, count: int) -> bytes:
 
 def many_versions(root: Path, store: Store, dice: random.Random) -> None:
     files = {f"d{n % 7}/f{n}": words(dice, 300) for n in range(120)}
+    parent = None
     for _ in range(8):
         for name in dice.sample(sorted(files), 20):
             files[name] = words(dice, 300)
-        put(root, store, files)
+        parent = put(root, store, files, parent_id=parent)
 
 
 def large_files_partly_changed(root: Path, store: Store, dice: random.Random) -> None:
     chunks = [dice.randbytes(256 << 10) for _ in range(40)]
+    parent = None
     for _ in range(5):
         for number in dice.sample(range(40), 12):
             chunks[number] = dice.randbytes(256 << 10)
-        put(root, store, {"big": b"".join(chunks), "note": words(dice, 50)})
+        parent = put(root, store, {"big": b"".join(chunks), "note": words(dice, 50)}, parent_id=parent)
 
 
 def many_small(root: Path, store: Store, dice: random.Random) -> None:
@@ -65,9 +69,10 @@ def images_beside(root: Path, store: Store, dice: random.Random) -> None:
     image = root / "image"
     image.mkdir()
     same = dice.randbytes(400_000)
+    parent = None
     for number in range(4):
         (image / "pages").write_bytes(dice.randbytes(500_000) + same)
-        put(root, store, {"f": b"%d" % number}, attachments={"memory": image})
+        parent = put(root, store, {"f": b"%d" % number}, attachments={"memory": image}, parent_id=parent)
 
 
 @pytest.mark.parametrize("history", [many_versions, large_files_partly_changed, many_small, images_beside])
@@ -151,7 +156,8 @@ def test_a_checkpoint_that_goes_while_a_collector_looks_hides_nothing_of_the_oth
 
 
 def test_which_to_forget(root: Path, store: Store) -> None:
-    one, two = put(root, store, {"f": b"1"}), put(root, store, {"f": b"2"}, tag="keep")
+    one = put(root, store, {"f": b"1"})
+    two = put(root, store, {"f": b"2"}, tag="keep", parent_id=one)
     store.name("mine", one)
     with pytest.raises(StateConflict, match="has a name"):
         store.forget([one])
@@ -175,7 +181,9 @@ def test_which_to_forget(root: Path, store: Store) -> None:
 
 
 def test_forgetting_until_the_store_fits(root: Path, store: Store) -> None:
-    ids = [put(root, store, {"own": os.urandom(1_000_000)}) for _ in range(5)]
+    ids: list[str] = []
+    for _ in range(5):
+        ids.append(put(root, store, {"own": os.urandom(1_000_000)}, parent_id=ids[-1] if ids else None))
     done = store.forget(max_bytes=2_600_000)
     assert [gone.id for gone in done.forgotten] == ids[:3]
     assert done.notes == []
@@ -191,7 +199,7 @@ def test_what_shares_packs_with_others_is_not_forgotten_in_vain(root: Path, stor
     files = {f"f{n}": os.urandom(1_000_000) for n in range(10)}
     one = put(root, store, files)
     files |= {f"f{n}": os.urandom(1_000_000) for n in range(4)}
-    put(root, store, files)
+    put(root, store, files, parent_id=one)
     assert [gone.id for gone in store.forget(max_bytes=12_000_000).forgotten] == [one]
     store.gc()
     assert held(root) < 10_100_000
@@ -278,3 +286,141 @@ def test_a_lost_index_is_missed_by_those_whose_cache_still_has_it(root: Path, st
     with Store(root / "store", home=root / "fresh") as fresh:
         for one in (store, fresh):
             assert {id for damage in one.verify() for id in damage.checkpoints} == {lost}
+
+
+def tagged(root: Path, store: Store, *tags: str | None) -> list[str]:
+    """One line of checkpoints, oldest first."""
+    ids: list[str] = []
+    for tag in tags:
+        ids.append(put(root, store, {"own": os.urandom(50_000)}, parent_id=ids[-1] if ids else None, tag=tag))
+    return ids
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_rules_that_look_like_a_slip_are_refused(root: Path, store: Store, dry_run: bool) -> None:
+    assert store.forget(keep_last=0, keep_tags=["relase"], dry_run=dry_run).forgotten == []
+    ids = tagged(root, store, "release", "release", "release")
+    store.name("mine", ids[0])
+    for rules, said in (
+        ({"keep_tags": ["relase"]}, "no checkpoint has the tag 'relase'"),
+        ({"keep_tags": ["relase", "release"]}, "no checkpoint has the tag 'relase'"),
+        ({"keep_last": 2, "keep_tags": ["other"]}, "no checkpoint has the tag 'other'"),
+        ({"keep_last": 0}, "keep none of 3"),
+        ({"keep_within": "1h"}, "keep none of 3"),
+    ):
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(BadArgument, match=said) as caught:
+            patch.setattr(retention.time, "time", lambda: 4e9)
+            store.forget(**rules, dry_run=dry_run)  # type: ignore[arg-type]
+        assert "--allow-empty" in str(caught.value)
+    assert len(store.checkpoints()) == 3
+    meant = store.forget(keep_tags=["relase"], allow_empty=True, dry_run=True)
+    assert [gone.id for gone in meant.forgotten] == ids[1:]
+
+
+def test_rules_keep_the_newest_of_each_line(root: Path, store: Store) -> None:
+    one, other = tagged(root, store, None, None, None), tagged(root, store, None, None)
+    branch = put(root, store, {"f": b"branch"}, parent_id=one[1])
+    last = tagged(root, store, None)
+    store.forget([one[1]])
+    report = store.forget(keep_last=1)
+    assert {gone.id for gone in report.forgotten} == {one[0], other[0]}
+    assert {info.id for info in store.checkpoints()} == {one[2], other[1], branch, *last}
+    assert "3 that no rule keeps stay" in report.notes[0]
+    assert store.forget(max_bytes=1).forgotten == []
+    store.forget([one[2]])
+    assert {gone.id for gone in store.forget(keep_last=1, allow_empty=True).forgotten} == {other[1], branch}
+
+
+def test_forgetting_can_be_undone_until_gc(root: Path, store: Store) -> None:
+    ids = tagged(root, store, "a", "b", "c")
+    before = store.get(ids[1])
+    store.forget(ids[:2])
+    assert [info.id for info in store.forgotten()] == [ids[1], ids[0]]
+    with Store(root / "store", home=root / "elsewhere") as elsewhere:
+        assert elsewhere.unforget(ids[1][:20]) == before
+        assert elsewhere.unforget(ids[1]) == before
+        assert [one.state for one in elsewhere.lineage(ids[2])] == ["kept", "kept", "forgotten"]
+    assert [info.id for info in store.checkpoints()] == [ids[2], ids[1]]
+    assert store.gc(dry_run=True).final == (ids[0],)
+    assert store.gc().final == (ids[0],)
+    assert store.gc().final == ()
+    with pytest.raises(CheckpointNotFound, match="gc has run"):
+        store.unforget(ids[0])
+    with pytest.raises(CheckpointNotFound, match="was forgotten here"):
+        store.unforget(records.new_id())
+    with pytest.raises(CheckpointNotFound):
+        store.unforget("ck_0")
+    for bad in ("mine", "latest", "", None):
+        with pytest.raises(BadArgument):
+            store.unforget(bad)  # type: ignore[arg-type]
+    assert store.forgotten() == []
+    store.forget([ids[1]])
+    assert [info.id for info in store.forgotten()] == [ids[1]]
+    unpack(store.repo, store.unforget(ids[1]).id, root / "out")
+    assert store.verify() == []
+
+
+def test_a_time_of_grace_keeps_what_was_forgotten_within_it(root: Path, store: Store) -> None:
+    old, young, last = tagged(root, store, None, None, None)
+    store.forget([old, young])
+    aside = root / "store" / record_name("aside", old)
+    os.utime(aside, (aside.stat().st_mtime - 7200,) * 2)
+    assert store.gc(grace="1h").final == (old,)
+    for forgotten in (store.gc(grace="1h"), store.gc(grace="1h", dry_run=True)):
+        assert (forgotten.final, forgotten.freed_bytes) == ((), 0)
+    unpack(store.repo, store.unforget(young).id, root / "out")
+    with pytest.raises(BadArgument):
+        store.gc(grace="soon")
+    assert [info.id for info in store.checkpoints()] == [last, young]
+
+
+def test_what_is_taken_back_while_a_collector_is_at_it_is_whole(
+    root: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it needs is condemned, and removed before its record is there again."""
+    gone, last = tagged(root, store, None, None)
+    inner = undoing._keep
+
+    def keep(*given: Any) -> None:
+        inner(*given)
+        assert store.gc().removed_objects
+
+    monkeypatch.setattr(undoing, "_keep", keep)
+    with Store(root / "store", home=root / "elsewhere") as elsewhere:
+        with elsewhere.repo.writer():
+            store.forget([gone])
+            aside = store.repo.get_record("aside", gone)
+            assert store.gc().waiting_packs
+        store.repo.put_record("aside", gone, aside)  # as if that gc had died before its end
+        assert elsewhere.unforget(gone).id == gone
+        store.gc()
+        assert elsewhere.verify() == []
+        unpack(elsewhere.repo, gone, root / "out")
+    assert [info.id for info in store.checkpoints()] == [last, gone]
+
+
+@pytest.mark.parametrize("kind", ["crash", "crash after"])
+def test_death_anywhere_in_a_forget_or_its_undoing(root: Path, kind: str) -> None:
+    """Forgetting again works and leaves a tombstone; what neither is there nor can be taken back is final."""
+    for step in range(100):
+        folder = root / f"{kind[-1]}{step}"
+        with Store(folder / "store", home=folder / "home") as store:
+            (one,) = tagged(folder, store, None)
+            inner = store.repo.objects
+            faulty = Faulty(inner, lambda n, verb, name, step=step: kind if n == step else None)  # type: ignore[misc]
+            with suppress(Crash), Repository.open(faulty, folder / "dying") as dying:
+                retention.bury(dying, one, load_record(dying, one))
+                undoing.take_back(dying, one)
+        with Store(folder / "store", home=folder / "far") as store:
+            state = store.tree() or [info.id for info in store.forgotten()]
+            assert state
+            assert store.unforget(one).id == one
+            for lease in (folder / "store/writers").glob("*"):
+                lease.unlink()
+            store.forget([one])
+            assert store.repo.get_record("forgotten", one)
+            assert store.gc().final == (one,)
+            assert store.verify() == []
+        if not faulty.dead:
+            break
+    assert 5 < step < 99

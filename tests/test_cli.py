@@ -85,7 +85,12 @@ def test_a_day_on_the_command_line(home: Path, tmp_path: Path) -> None:
     assert run(home, "checkpoint", "forget", "--keep-last", "1", "--dry-run").stdout.startswith(
         "would forget 0 checkpoints, 2 kept"
     )
-    told = run(home, "checkpoint", "forget", "--keep-last", "0", "--dry-run").stdout.splitlines()
+    assert "--allow-empty" in run(home, "checkpoint", "forget", "--keep-last", "0", check=2).stderr
+    assert (
+        "no checkpoint has the tag 'relase'"
+        in run(home, "checkpoint", "forget", "--keep-tag", "relase", check=2).stderr
+    )
+    told = run(home, "checkpoint", "forget", "--keep-last", "0", "--allow-empty", "--dry-run").stdout.splitlines()
     assert [told[0].split("\t")[0], told[1].split(",")[0]] == [two, "would forget 1 checkpoint"]
     assert run(home, "store", "gc").stdout == "nothing to do\n"
     assert json.loads(run(home, "store", "info", "--json").stdout)["checkpoints"] == 2
@@ -154,12 +159,20 @@ def test_an_export_that_fails_leaves_what_was_there(home: Path, root: Path, tmp_
 
 def test_forget_and_gc_say_the_same_bytes(home: Path, root: Path) -> None:
     with Store(home=home) as store:
-        one, _ = (put(root, store, {"f": os.urandom(500_000)}) for _ in range(2))
+        one = put(root, store, {"f": os.urandom(500_000)})
+        put(root, store, {"f": os.urandom(500_000)}, parent_id=one)
     told = run(home, "checkpoint", "forget", "--keep-last", "1", "--dry-run").stdout
     assert run(home, "checkpoint", "forget", one).stdout.splitlines()[0] == told.splitlines()[0]
     free = told.split("would then free ")[1].strip()
     assert free.endswith(" KiB)")
+    assert run(home, "checkpoint", "list", "--forgotten").stdout.startswith(one)
+    assert run(home, "checkpoint", "unforget", one[:20]).stdout == one + "\n"
+    assert run(home, "checkpoint", "forget", one).stdout.splitlines()[0] == told.splitlines()[0]
+    assert run(home, "store", "gc", "--grace", "1h").stdout == "nothing to do\n"
+    would = run(home, "store", "gc", "--dry-run").stdout
+    assert would.endswith(f"; would make 1 forgotten checkpoint final\nfinal: {one}\n")
     assert run(home, "store", "gc").stdout.startswith(f"freed {free}: removed ")
+    assert "gc has run" in run(home, "checkpoint", "unforget", one, check=3).stderr
 
 
 def test_a_sandbox_is_restored_from_its_own_store(home: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from sandkeep.checkpoints.capture import Source, capture, load_record
 from sandkeep.checkpoints.catalog import Store
+from sandkeep.errors import CheckpointNotFound
 from sandkeep.model import State
 from sandkeep.sandbox import keeping, squashing, sweeping
 from sandkeep.sandbox.home import Home
@@ -126,8 +128,16 @@ class World:
         for checkpoint in dice.sample(ids, min(len(ids), dice.randrange(1, 3))):
             place.store.forget([checkpoint])
 
+    def take_back(self, place: Place, dice: random.Random) -> None:
+        for info in place.store.forgotten():
+            if dice.random() < 0.5:
+                with suppress(
+                    CheckpointNotFound
+                ):  # a gc with a time of grace kept it, or one without took what it needs
+                    place.store.unforget(info)
+
     def collect(self, place: Place, dice: random.Random) -> None:
-        place.store.gc()
+        place.store.gc(grace=dice.choice([None, "1h"]))
 
     def sweep(self, place: Place, dice: random.Random) -> None:
         sweeping.gc(place.home, cache=dice.random() < 0.5)
@@ -194,7 +204,7 @@ class World:
 
 
 STEPS = [
-    "save", "save", "save", "create", "create", "forget", "forget", "collect", "sweep", "kill", "squash", "lose_index",
+    "save", "save", "save", "create", "create", "forget", "forget", "take_back", "collect", "sweep", "kill", "squash", "lose_index",
     "keep_a_copy", "go_stale", "go_wrong", "lose_layers",
 ]  # fmt: skip
 

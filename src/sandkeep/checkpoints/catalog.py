@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice, takewhile
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
 from sandkeep.checkpoints import lineage as lines
-from sandkeep.checkpoints import names, records, retention, transfer
+from sandkeep.checkpoints import names, records, retention, transfer, undoing
 from sandkeep.checkpoints.browse import Tree
 from sandkeep.checkpoints.capture import load_json, load_list, load_record
 from sandkeep.checkpoints.compare import Change, compare
@@ -115,16 +116,8 @@ class Store:
             if checkpoint not in (known := names.read_names(self.repo)):
                 raise CheckpointNotFound(f"no checkpoint is named {checkpoint!r}", _names(known))
             return known[checkpoint]
-        fits: list[str] = []
-        for found in self.repo.list_records(records.KIND, after=checkpoint):
-            if not found.startswith(checkpoint) or len(fits) > 1:
-                break
-            fits.append(found)
-        if len(fits) != 1:
-            what = "several checkpoints begin" if fits else "no checkpoint begins"
-            remedy = "give more of the id" if fits else "list the store's checkpoints"
-            raise CheckpointNotFound(f"{what} with {checkpoint}", remedy)
-        return fits[0]
+        later = self.repo.list_records(records.KIND, after=checkpoint)
+        return _only(checkpoint, takewhile(lambda found: found.startswith(checkpoint), later), "checkpoint")
 
     def _latest(self) -> str:
         for checkpoint in self.repo.list_records(records.KIND, newest_first=True):
@@ -217,8 +210,9 @@ class Store:
         """What is damaged, and who suffers; `progress` is told of packs: how many are done, and how many there are."""
         return verify(self.repo, read_data, progress)
 
-    def gc(self, dry_run: bool = False) -> GcReport:
-        return retention.collect(self.repo, dry_run=dry_run)
+    def gc(self, dry_run: bool = False, grace: str | None = None) -> GcReport:
+        """Free the space of what was forgotten, and so make it final; with `grace` ("24h") only what was forgotten before that."""
+        return retention.collect(self.repo, dry_run=dry_run, grace=grace)
 
     def forget(
         self,
@@ -228,11 +222,14 @@ class Store:
         keep_within: str | None = None,
         keep_tags: Sequence[str] = (),
         max_bytes: int | str | None = None,
+        allow_empty: bool = False,
         dry_run: bool = False,
     ) -> ForgetReport:
         """Forget these checkpoints, or all that no rule keeps; then, oldest first, more until the store fits `max_bytes`.
 
-        A named one is always kept, and so are kept tags and the newest. The space is free after `gc`.
+        A named one is always kept, and so are kept tags. Unless `allow_empty`, rules keep the newest of each line, from which no
+        other descends, and are refused if they would keep nothing or name a tag that no checkpoint has. The space is free after
+        `gc`; until then `unforget` takes it back.
         """
         if isinstance(ids, str) or isinstance(keep_tags, str):
             raise BadArgument("checkpoints to forget, and tags to keep, are lists", "write ['one'], not 'one'")
@@ -245,13 +242,30 @@ class Store:
             )
         keep = retention.Keep(frozenset(self.names().values()), keep_last, keep_within, frozenset(keep_tags), most)
         if ids is None:
-            return retention.forget(self.repo, keep, dry_run)
+            return retention.forget(self.repo, keep, dry_run, allow_empty)
         return retention.forget_these(
             self.repo, keep, sorted({self.resolve(checkpoint) for checkpoint in ids}), dry_run
         )
 
+    def unforget(self, checkpoint: Checkpoint) -> CheckpointInfo:
+        """Take back that this one was forgotten; possible until `gc` has made it final."""
+        return undoing.take_back(self.repo, self._forgotten(checkpoint))
+
+    def forgotten(self) -> list[CheckpointInfo]:
+        """What `unforget` can take back, newest first."""
+        return [record.info() for record in undoing.forgotten(self.repo)]
+
+    def _forgotten(self, checkpoint: Checkpoint) -> str:
+        if isinstance(checkpoint, CheckpointInfo):
+            return checkpoint.id
+        if not isinstance(checkpoint, str) or not checkpoint.startswith("ck_"):
+            raise BadArgument(f"{checkpoint!r} is not a checkpoint's id", "list what was forgotten")
+        if records.is_id(checkpoint):
+            return checkpoint
+        return _only(checkpoint, (info.id for info in self.forgotten()), "forgotten checkpoint")
+
     def drop(self, checkpoint: Checkpoint) -> None:
-        """Forget one, at the cost of one: for programs that keep a few and do not ask what that frees."""
+        """Forget one for good, at the cost of one: for programs that keep a few and do not ask what that frees."""
         retention.drop(self.repo, self.names().values(), self.resolve(checkpoint))
 
     # carrying
@@ -278,6 +292,16 @@ class Store:
                 f"{file!r} is not an exported checkpoint", "give a path, or a file opened for reading bytes"
             )
         return transfer.import_checkpoint(self.repo, file, progress)
+
+
+def _only(beginning: str, ids: Iterator[str], what: str) -> str:
+    """The one of these that begins so."""
+    fits = list(islice((id for id in ids if id.startswith(beginning)), 2))
+    if len(fits) != 1:
+        met = f"several {what}s begin" if fits else f"no {what} begins"
+        remedy = "give more of the id" if fits else f"list the store's {what}s"
+        raise CheckpointNotFound(f"{met} with {beginning}", remedy)
+    return fits[0]
 
 
 def _names(known: dict[str, str]) -> str:

@@ -6,22 +6,25 @@ from __future__ import annotations
 import re
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
 import msgpack
 
-from sandkeep.checkpoints import records
+from sandkeep.checkpoints import records, undoing
 from sandkeep.checkpoints.capture import load_record
+from sandkeep.checkpoints.lineage import ancestor
 from sandkeep.checkpoints.needs import needed
+from sandkeep.checkpoints.nodes import describes
 from sandkeep.checkpoints.records import Record
 from sandkeep.errors import BadArgument, Busy, CheckpointNotFound, Corrupt, NotFound, StateConflict
 from sandkeep.model import CheckpointInfo
 from sandkeep.store.gc import GcReport
 from sandkeep.store.repository import Repository
 
+_ANYWAY = "allow_empty=True (--allow-empty) if that is meant"
 _SPAN = re.compile(r"(\d+)\s*([smhdwy])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "y": 365 * 86400}
 
@@ -61,6 +64,11 @@ class Keep:
     within: str | None = None
     tags: frozenset[str] = frozenset()
     max_bytes: int | None = None
+    newest: frozenset[str] = frozenset()  # of each line: they stay, too
+
+    @property
+    def rules(self) -> bool:
+        return self.last is not None or self.within is not None or bool(self.tags)
 
 
 def choose(checkpoints: Sequence[tuple[str, str | None]], keep: Keep, now: float) -> tuple[list[str], list[str]]:
@@ -68,33 +76,62 @@ def choose(checkpoints: Sequence[tuple[str, str | None]], keep: Keep, now: float
     if keep.last is not None and keep.last < 0:
         raise BadArgument("keep_last must not be negative")
     since = (now - parse_span(keep.within)) * 1000 if keep.within else None
-    ruled = keep.last is not None or since is not None or bool(keep.tags)
     going, spare = [], []
     for number, (checkpoint, tag) in reversed(list(enumerate(checkpoints))):
-        if checkpoint in keep.named or tag in keep.tags:
+        if checkpoint in keep.named or checkpoint in keep.newest or tag in keep.tags:
             continue
         recent = (keep.last is not None and number < keep.last) or (
             since is not None and records.time_of(checkpoint) >= since
         )
-        if ruled and not recent:
+        if keep.rules and not recent:
             going.append(checkpoint)
         elif number:
             spare.append(checkpoint)
     return going, spare
 
 
-def forget(repo: Repository, keep: Keep, dry_run: bool) -> ForgetReport:
-    """Let go of what no rule keeps."""
+def forget(repo: Repository, keep: Keep, dry_run: bool, allow_empty: bool = False) -> ForgetReport:
+    """Let go of what no rule keeps. Unless `allow_empty`, the newest of each line stays, and rules that look like a slip are refused."""
     known = _records(repo)
     newest_first = [(checkpoint, record.tag if record else None) for checkpoint, record in reversed(known.items())]
-    going, spare = choose(newest_first, keep, time.time())
-    notes = []
+    now = time.time()
+    notes: list[str] = []
+    if not allow_empty:
+        _refuse_slips(newest_first, keep, now)
+        kept = newest(repo, known)
+        if held := kept.intersection(choose(newest_first, keep, now)[0]):
+            notes.append(f"{len(held)} that no rule keeps stay: the newest of their lines (name them, or allow_empty)")
+        keep = replace(keep, newest=kept)
+    going, spare = choose(newest_first, keep, now)
     if keep.max_bytes is not None:
         number = _until_it_fits(repo, going, spare, keep.max_bytes)
         if number > len(spare):
-            notes = [f"more than {keep.max_bytes} bytes remain: the newest, named and kept ones need them"]
+            notes.append(f"more than {keep.max_bytes} bytes remain: the newest, named and kept ones need them")
         going += spare[:number]
     return _forget(repo, known, going, dry_run, notes)
+
+
+def _refuse_slips(newest_first: Sequence[tuple[str, str | None]], keep: Keep, now: float) -> None:
+    """Rules that keep nothing of what is there, and tags that nothing has."""
+    tags = {tag for _, tag in newest_first if tag is not None}
+    if newest_first and (unknown := sorted(keep.tags - tags)):
+        raise BadArgument(
+            f"no checkpoint has the tag {unknown[0]!r}", f"tags here: {', '.join(sorted(tags)) or 'none'}; {_ANYWAY}"
+        )
+    going, _ = choose(newest_first, replace(keep, named=frozenset()), now)
+    if newest_first and len(going) == len(newest_first):
+        raise BadArgument(f"these rules keep none of {len(going)} checkpoints", f"keep more; {_ANYWAY}")
+
+
+def newest(repo: Repository, known: Mapping[str, Record | None]) -> frozenset[str]:
+    """The newest of each line: those that no checkpoint descends from, be it through forgotten ones."""
+    above: set[str] = set()
+    for record in known.values():
+        at = record.parent_id if record else None
+        while at is not None and at not in above:
+            above.add(at)
+            at = None if at in known else ancestor(repo, at).parent_id
+    return frozenset(checkpoint for checkpoint, record in known.items() if record and checkpoint not in above)
 
 
 def forget_these(repo: Repository, keep: Keep, going: Sequence[str], dry_run: bool) -> ForgetReport:
@@ -107,13 +144,13 @@ def forget_these(repo: Repository, keep: Keep, going: Sequence[str], dry_run: bo
 
 
 def drop(repo: Repository, named: Collection[str], checkpoint: str) -> None:
-    """Let go of one without a look at what that frees."""
+    """Let go of one without a look at what that frees, and for good."""
     _refuse_named(checkpoint, named)
     try:
         record = load_record(repo, checkpoint)
     except Corrupt:
         record = None
-    bury(repo, checkpoint, record)
+    bury(repo, checkpoint, record, undo=False)
 
 
 def _refuse_named(checkpoint: str, named: Collection[str]) -> None:
@@ -136,14 +173,15 @@ def _records(repo: Repository) -> dict[str, Record | None]:
     return found
 
 
-def collect(repo: Repository, without: Collection[str] = (), dry_run: bool = False) -> GcReport:
-    """Run the collector, as if these checkpoints were not there."""
-    return repo.gc(live(repo, frozenset(without)), dry_run, _describes)
-
-
-def _describes(blob: bytes) -> bool:
-    """Whether it looks like a directory node. A wrong guess costs nothing but the place it gets."""
-    return blob[:2] in (b"\x94\x01", b"\x92\x02")
+def collect(
+    repo: Repository, without: Collection[str] = (), dry_run: bool = False, grace: str | None = None
+) -> GcReport:
+    """Run the collector, as if these checkpoints were not there. What was forgotten is final then, but for what was within `grace`."""
+    kept, final = undoing.split(repo, parse_span(grace) if grace is not None else 0)
+    report = repo.gc(live(repo, frozenset(without), kept), dry_run, describes)
+    if not dry_run:
+        undoing.make_final(repo, final)
+    return replace(report, final=tuple(final))
 
 
 def freed_without(repo: Repository, gone: Collection[str]) -> int:
@@ -184,8 +222,8 @@ def _forget(
     return ForgetReport(forgotten, len(known) - len(going), total, dry_run, notes)
 
 
-def live(repo: Repository, without: Collection[str] = ()) -> Callable[[], Iterator[bytes]]:
-    """For a collector: every blob that any visible checkpoint needs; raises if that can't be known."""
+def live(repo: Repository, without: Collection[str] = (), aside: Collection[str] = ()) -> Callable[[], Iterator[bytes]]:
+    """For a collector: every blob that any visible checkpoint needs, and those kept aside; raises if that can't be known."""
 
     def blobs() -> Iterator[bytes]:
         seen: set[bytes] = set()
@@ -197,6 +235,7 @@ def live(repo: Repository, without: Collection[str] = ()) -> Callable[[], Iterat
             except CheckpointNotFound:
                 continue
             yield from _needed_if_there(repo, record, seen)
+        yield from undoing.needed_aside(repo, aside)
 
     return blobs
 
@@ -239,8 +278,8 @@ def scaled(parts: list[int], total: int) -> list[int]:
     return [end - start for start, end in pairwise([0, *ends])]
 
 
-def bury(repo: Repository, checkpoint: str, record: Record | None) -> None:
-    """Forget a checkpoint: the tombstone first, then the record goes."""
+def bury(repo: Repository, checkpoint: str, record: Record | None, undo: bool = True) -> None:
+    """Forget a checkpoint: the tombstone first, then what takes it back, then the record goes."""
     facts: dict[str, Any] = {"id": checkpoint}
     if record is not None:
         facts |= {"parent_id": record.parent_id, "tag": record.tag, "comment": record.comment, "hash": record.hash}
@@ -248,4 +287,6 @@ def bury(repo: Repository, checkpoint: str, record: Record | None) -> None:
         repo.put_record(records.FORGOTTEN, checkpoint, msgpack.packb(facts))
     except StateConflict:
         pass  # a forget that was interrupted has put it
+    if record is not None and undo:
+        undoing.set_aside(repo, record)
     repo.delete_record(records.KIND, checkpoint)

@@ -117,17 +117,22 @@ class Watch:
 @checkpoint.command("list")
 @click.option("--limit", type=int, default=100, show_default=True)
 @click.option("--tag")
+@click.option("--forgotten", is_flag=True, help="Those that `unforget` can take back.")
 @store_options
 @json_option
 @guarded
-def list_(limit: int, tag: str | None, as_json: bool, **where: Any) -> None:
+def list_(limit: int, tag: str | None, forgotten: bool, as_json: bool, **where: Any) -> None:
     """The checkpoints of a store, newest first."""
     columns = {
         "id": lambda c: c.id, "time": lambda c: when(c.timestamp), "size": lambda c: size(c.size_bytes),
         "tag": lambda c: c.tag or "", "comment": lambda c: c.comment or "",
     }  # fmt: skip
     with opened(**where) as store:
-        table(store.checkpoints(limit, tag), columns, as_json)
+        if forgotten:
+            found = [one for one in store.forgotten() if tag in (None, one.tag)][:limit]
+        else:
+            found = store.checkpoints(limit, tag)
+        table(found, columns, as_json)
 
 
 @checkpoint.command()
@@ -315,15 +320,16 @@ def verify(quick: bool, as_json: bool, **where: Any) -> None:
 @click.option("--keep-within", help="Such as 7d or 12h.")
 @click.option("--keep-tag", "keep_tags", multiple=True)
 @click.option("--max-bytes", help="Such as 10g.")
+@click.option("--allow-empty", is_flag=True, help="Even the newest of a line, and if the rules keep nothing.")
 @click.option("--dry-run", is_flag=True, help="Say what would go and what that frees.")
 @store_options
 @json_option
 @guarded
 def forget(
     ids: tuple[str, ...], keep_last: int | None, keep_within: str | None, keep_tags: tuple[str, ...], max_bytes: str | None,
-    dry_run: bool, as_json: bool, **where: Any,
+    allow_empty: bool, dry_run: bool, as_json: bool, **where: Any,
 ) -> None:  # fmt: skip
-    """Forget checkpoints, by id or by rules; `sandkeep store gc` frees the space."""
+    """Forget checkpoints, by id or by rules; `sandkeep store gc` frees the space, until then `unforget` takes it back."""
     with opened(**where) as store:
         report = store.forget(
             list(ids) or None,
@@ -331,6 +337,7 @@ def forget(
             keep_within=keep_within,
             keep_tags=keep_tags,
             max_bytes=max_bytes,
+            allow_empty=allow_empty,
             dry_run=dry_run,
         )
     show(report, True) if as_json else _say(report)
@@ -349,8 +356,21 @@ def _say(report: ForgetReport) -> None:
         click.echo(f"would forget {many}, {kept}; `sandkeep store gc` would then {free}")
     else:
         click.echo(f"forgot {many}, {kept}; `sandkeep store gc` will {free}")
+        if report.forgotten:
+            click.echo("until then `sandkeep checkpoint unforget ID` takes one back", err=True)
     for note in report.notes:
         click.echo(f"note: {printable(note)}", err=True)
+
+
+@checkpoint.command()
+@click.argument("ids", nargs=-1, required=True)
+@store_options
+@guarded
+def unforget(ids: tuple[str, ...], **where: Any) -> None:
+    """Take back checkpoints that were forgotten and are not final; prints their ids."""
+    with opened(**where) as store:
+        for id in ids:
+            click.echo(store.unforget(id).id)
 
 
 @checkpoint.command()

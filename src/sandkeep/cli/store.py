@@ -51,14 +51,15 @@ def info(as_json: bool, **where: Any) -> None:
 
 
 @store.command()
-@click.option("--dry-run", is_flag=True, help="Say what would go, remove nothing.")
+@click.option("--dry-run", is_flag=True, help="Say what would go and what becomes final, remove nothing.")
+@click.option("--grace", help="Keep what was forgotten within this time, such as 24h [default: nothing of it].")
 @store_options
 @json_option
 @guarded
-def gc(dry_run: bool, as_json: bool, **where: Any) -> None:
-    """Free the space of what no checkpoint names."""
+def gc(dry_run: bool, grace: str | None, as_json: bool, **where: Any) -> None:
+    """Free the space of what no checkpoint names. What was forgotten can't be taken back after that."""
     with opened(**where) as found, Watch("looking" if dry_run else "collecting", as_json):
-        report = found.gc(dry_run)
+        report = found.gc(dry_run, grace)
     if as_json:
         show(report, True)
         return
@@ -70,6 +71,10 @@ def gc(dry_run: bool, as_json: bool, **where: Any) -> None:
         told = f"{free} {freed}: {remove} {objects}, {repack} {packs}"
     if report.waiting_packs:
         told += f"; {count(report.waiting_packs, 'pack')} left to the next gc"
+    if report.final:
+        told += f"; {'would make' if dry_run else 'made'} {count(len(report.final), 'forgotten checkpoint')} final"
     click.echo(told)
+    for id in report.final if dry_run else ():
+        click.echo(f"final: {id}")
     if report.missing_blobs:
         click.echo(f"missing: {count(report.missing_blobs, 'blob')}; run `sandkeep checkpoint verify`", err=True)

@@ -39,6 +39,7 @@ class GcReport:
     waiting_packs: int = 0  # condemned, but a writer at work may still count on them: the next gc removes them
     missing_blobs: int = 0  # needed by a record, and nowhere in the store
     dry_run: bool = False
+    final: tuple[str, ...] = ()  # checkpoints forgotten before that can't be taken back from now on
 
 
 def collect(repo: Repository, live: Live, describes: Describes, dry_run: bool) -> GcReport:
