@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from guest_box import Box, guest
 from sandkeep import Sandbox, Store
 from sandkeep.errors import SandkeepError
+from sandkeep.sandbox.checking import check
 from sandkeep.sandbox.home import Home
 from sandkeep.sandbox.sweeping import gc
 from sandkeep.store.objects import Objects, open_objects
@@ -31,10 +32,11 @@ settings.load_profile("steady")
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    """A fresh home; whatever a test left in it is killed and collected, and nothing may remain."""
+    """A fresh home; whatever a test left in it is killed and collected, and nothing may remain. Its layers keep the rules."""
     path = tmp_path / "home"
     yield path
     found = Home(path)
+    broken = check(found) if path.exists() else []
     for id in found.ids():
         with contextlib.suppress(SandkeepError):
             Sandbox.attach(id, home=path).kill()
@@ -42,6 +44,7 @@ def home(tmp_path: Path) -> Iterator[Path]:
         gc(found, cache=True)
         assert found.ids() == []
         assert found.layers.ids() == []
+    assert broken == []
 
 
 @pytest.fixture

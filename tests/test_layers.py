@@ -12,9 +12,11 @@ import pytest
 from sandkeep.checkpoints.base import Base
 from sandkeep.layers import overlay
 from sandkeep.layers.copying import copy_top
+from sandkeep.layers.detached import detach
 from sandkeep.layers.pool import Layers, empty_trash, throw_away
 from sandkeep.layers.squash import squash
 from sandkeep.runtime import kernel
+from waiting import until
 
 NAMES = ["a", "b", "c", "d e", "ü", "f\n"]
 
@@ -190,3 +192,14 @@ def test_whiteouts_and_opaque(tmp_path: Path) -> None:
     assert not overlay.is_opaque(str(tmp_path))
     overlay.set_opaque(str(tmp_path))
     assert overlay.is_opaque(str(tmp_path))
+
+
+def test_detached_work_is_in_a_session_of_its_own(tmp_path: Path) -> None:
+    """So that what ends ours, a closed terminal or ^C, does not end it."""
+    told = tmp_path / "told"
+    detach(["sh", "-c", f"cat /proc/$$/stat > {told}.part; echo $$ >> {told}.part; mv {told}.part {told}"])
+    until(told.exists, "the command to say where it is")
+    stat_, pid = told.read_text().splitlines()
+    group, session = (int(field) for field in stat_.rpartition(")")[2].split()[2:4])
+    assert (group, session) == (int(pid), int(pid))
+    assert session != os.getsid(0)

@@ -185,18 +185,23 @@ def squashed(home: Home, stack: list[str]) -> None:
 
 def test_long_stacks_are_squashed_without_a_trace(sb: Sandbox, home: Path) -> None:
     for number in range(squashing.LONG + 4):
-        sb.commands.run(f"echo {number} > f{number}; rm -f f{number - 3}")
+        sb.commands.run(
+            f"echo {number} > f{number}; rm -f f{number - 3}; mkdir -p d; echo {number} > d/f{number}; rm -f d/f{number - 1}"
+        )
         sb.snapshot()
     record = Machine(Home(home), sb.id).record()
     squashed(Home(home), record.stack)
-    before = sb.commands.run("ls; cat f*").stdout
+    before = sb.commands.run("ls . d; cat f*").stdout
     sb.commands.run("echo more > more")
     sb.snapshot()
     record = Machine(Home(home), sb.id).record()
     assert len(record.stack) < squashing.LONG
-    assert sb.commands.run("rm more; ls; cat f*").stdout == before
+    assert sb.commands.run("rm more; ls . d; cat f*").stdout == before
     kept = sb.checkpoint()
-    assert Sandbox(home=home, runtime="runc", from_checkpoint=kept.id).commands.run("ls; cat f*").stdout == before
+    again = Sandbox(home=home, runtime="runc", from_checkpoint=kept.id)
+    assert again.commands.run("ls . d; cat f*").stdout == before
+    for one in (sb, again):
+        assert one.commands.run("ls -la d | grep -c f; cp -a d copy && rm -r d copy && ls -d d").stdout == "1\n"
 
 
 def test_snapshots_from_many_threads_are_one_after_another(sb: Sandbox) -> None:

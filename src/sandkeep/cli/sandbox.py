@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -18,6 +18,7 @@ from sandkeep.errors import BadArgument
 from sandkeep.model import Limits, Mount, SandboxInfo
 from sandkeep.sandbox import Sandbox
 from sandkeep.sandbox._sync.commands import MAX_OUTPUT, Collector, run_fields
+from sandkeep.sandbox.checking import check as check_layers
 from sandkeep.sandbox.home import Home
 from sandkeep.sandbox.sweeping import gc as sweep
 
@@ -302,11 +303,16 @@ def resume(id: str, home: Path | None, as_json: bool) -> None:
 @click.command()
 @click.option("--dry-run", is_flag=True, help="Say what would go, remove nothing.")
 @click.option("--cache", is_flag=True, help="Also layers that are kept only to restore checkpoints quickly.")
+@click.option(
+    "--check", is_flag=True, help="Remove nothing: name what is wrong with the layers here; exit code 5 if anything is."
+)
 @home_option
 @json_option
 @guarded
-def gc(dry_run: bool, cache: bool, home: Path | None, as_json: bool) -> None:
+def gc(dry_run: bool, cache: bool, check: bool, home: Path | None, as_json: bool) -> None:
     """Finish what crashes left, drop layers that nobody uses, empty the trash."""
+    if check:
+        _check(Home(home), as_json)
     swept = sweep(Home(home), dry_run=dry_run, cache=cache)
     if as_json:
         show(swept, True)
@@ -316,3 +322,14 @@ def gc(dry_run: bool, cache: bool, home: Path | None, as_json: bool) -> None:
         click.echo(f"{'would remove' if dry_run else 'removed'} {' and '.join(gone)}")
     else:
         click.echo("nothing to do")
+
+
+def _check(home: Home, as_json: bool) -> NoReturn:
+    found = check_layers(home)
+    if as_json:
+        show([{"layer": one.tree.parent.name, "path": f"/{one.path}", "why": one.why} for one in found], True)
+    else:
+        for one in found:
+            click.echo(f"{one.tree.parent.name} /{one.path}: {one.why}")
+        click.echo(f"{count(len(found), 'break')} of the rules" if found else "every layer keeps the rules")
+    sys.exit(5 if found else 0)

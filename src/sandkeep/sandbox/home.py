@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sandkeep.errors import BadArgument, Busy, SandboxNotFound
+from sandkeep.errors import BadArgument, Busy, HostRefused, SandboxNotFound
+from sandkeep.layers import filesystem
 from sandkeep.layers.pool import Layers
 
 _ID = re.compile(r"sb-[0-9a-f]{12}")
@@ -42,6 +43,11 @@ class Home:
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         for folder in (self.sandboxes, self.layers.folder, self.trash):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if filesystem.kind(self.path) == "overlay":
+            raise HostRefused(
+                "a home can't lie on an overlay: the kernel stacks no writable overlay on another",
+                "put it on ext4, xfs, btrfs or tmpfs; in a container that is a volume",
+            ).at(self.path)
 
     def new_id(self) -> str:
         return f"sb-{secrets.token_hex(6)}"
