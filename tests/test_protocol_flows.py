@@ -367,6 +367,21 @@ def test_an_idle_sandbox_is_saved_where_that_was_asked_for(server: Server) -> No
     run(work())
 
 
+def test_an_idle_sandbox_that_may_be_checkpointed_sleeps_with_what_was_never_saved(server: Server) -> None:
+    async def work() -> None:
+        client = await create(server, idle_timeout=4, enable_checkpoint=True)
+        await client.run("echo kept > /root/file")
+        assert await client.until("DELETED") == S("DELETING", "DELETED")
+        await client.close()
+        client = await dial(server, client.id, client.token)
+        assert [await client.hear(), await client.hear()] == S("RESTORING", "RUNNING")
+        assert await client.run("cat /root/file") == "kept\n"
+        await client.say(action="kill_sandbox")
+        await client.rest()
+
+    run(work())
+
+
 def test_a_forsaken_execution_that_waits_does_not_hold_its_sandbox_for_ever(server: Server) -> None:
     async def work() -> None:
         client = await create(server, idle_timeout=6)

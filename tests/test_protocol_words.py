@@ -75,6 +75,20 @@ def test_options_have_defaults_and_are_checked() -> None:
             Options.read(bad)
 
 
+def test_only_who_says_how_long_may_lose_what_was_not_saved() -> None:
+    for sleeps, said in (
+        (True, {}),
+        (True, {"idle_timeout": 5, "enable_checkpoint": True}),
+        (False, {"idle_timeout": 5}),
+    ):
+        options = Options.read(said)
+        assert options.sleeps is sleeps
+        assert Options.of(options.metadata()) == options
+    assert Options.of({messages.METADATA: {"idle_timeout": 300}}) == Options(idle_ends=True), (
+        "as made by an older server"
+    )
+
+
 @pytest.mark.parametrize("name", ["", "..//x", "a/b", "x" * 81, "é", "a b", "x\n"])
 def test_names_of_snapshots_are_plain(name: str) -> None:
     with pytest.raises(BadArgument):

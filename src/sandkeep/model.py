@@ -220,6 +220,9 @@ class CheckpointInfo:
     excluded: list[str] = field(default_factory=list)
     memory: bool = False
     metadata: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(
+        default_factory=list, compare=False
+    )  # of a pause: what was not kept; no part of the checkpoint
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ export class Sandbox extends Emitter<SandboxEvents> {
     const sandbox = new Sandbox(url, options, 'creating');
     sandbox.#connection.once('open', () =>
       sandbox.#connection.send({
-        idle_timeout: options.idleTimeout ?? 60,
+        idle_timeout: options.idleTimeout,
         enable_checkpoint: options.enableCheckpoint ?? options.enableSandboxCheckpoint ?? false,
         enable_sandbox_handoff: options.enableSandboxHandoff ?? false,
         enable_idle_timeout_auto_checkpoint: options.enableIdleTimeoutAutoCheckpoint ?? false,

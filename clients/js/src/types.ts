@@ -82,13 +82,20 @@ export interface ConnectOptions {
 }
 
 export interface CreateOptions extends ConnectOptions {
-  /** Seconds; 0 is never. */
+  /**
+   * Seconds without activity until the sandbox is put away; 0 is never. Without a word the server's 300 s, and then it is
+   * put to sleep, never deleted. A time-out that is given deletes a sandbox without `enableCheckpoint`, and what was in it.
+   */
   idleTimeout?: number;
+  /** Default false. With it an idle sandbox is put to sleep, not deleted: `attach` wakes it. */
   enableCheckpoint?: boolean;
   /** The same as `enableCheckpoint`. */
   enableSandboxCheckpoint?: boolean;
+  /** Default false: a second client is refused while one is attached. */
   enableSandboxHandoff?: boolean;
+  /** Default false. The forerunner's word for what `enableCheckpoint` alone does here: an idle sandbox sleeps. */
   enableIdleTimeoutAutoCheckpoint?: boolean;
+  /** Default none: what `snapshotFilesystem(name)` has kept. */
   filesystemSnapshotName?: string;
 }
 

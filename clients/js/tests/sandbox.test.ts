@@ -1,7 +1,8 @@
 /** The WebSocket client against a real server. */
 
 import { afterEach, expect, inject, test } from 'vitest';
-import { Sandbox, SandboxError, type SandboxState } from '../src/index.js';
+import { WebSocketServer } from 'ws';
+import { Sandbox, SandboxError, type CreateOptions, type SandboxState } from '../src/index.js';
 import { Proxy } from './proxy.js';
 
 const url = inject('url');
@@ -129,6 +130,32 @@ test('an idle sandbox is deleted, and the client is told', async () => {
   await new Promise<void>((resolve) => sandbox.once('deleted', resolve));
   expect(sandbox.state).toBe('closed');
   await expect(sandbox.exec('bash', 'echo')).rejects.toThrow('closed');
+});
+
+test('an idle sandbox that may be checkpointed sleeps; its work is there when it wakes', async () => {
+  const sandbox = await Sandbox.create(url, { idleTimeout: 3, enableCheckpoint: true });
+  await output(sandbox, 'echo unsaved > /root/work');
+  await new Promise<void>((resolve) => sandbox.once('deleted', resolve));
+  const again = await Sandbox.attach(url, sandbox.sandboxId!, sandbox.sandboxToken!);
+  expect(await output(again, 'cat /root/work')).toBe('unsaved\n');
+  await again.kill();
+});
+
+test('a time-out that nobody gave is not sent: the server then deletes nothing', async () => {
+  const server = new WebSocketServer({ port: 0, host: '127.0.0.1' });
+  await new Promise((resolve) => server.once('listening', resolve));
+  const first = async (options: CreateOptions) => {
+    const said = new Promise<Record<string, unknown>>((resolve) =>
+      server.once('connection', (socket) => socket.once('message', (data) => (resolve(JSON.parse(String(data))), socket.close(4000)))),
+    );
+    const { port } = server.address() as { port: number };
+    await Sandbox.create(`ws://127.0.0.1:${port}`, options).catch(() => undefined);
+    return said;
+  };
+  expect(await first({ enableCheckpoint: true })).not.toHaveProperty('idle_timeout');
+  expect(await first({})).not.toHaveProperty('idle_timeout');
+  expect(await first({ idleTimeout: 7 })).toHaveProperty('idle_timeout', 7);
+  server.close();
 });
 
 test('handoff', async () => {

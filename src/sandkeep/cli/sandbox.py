@@ -287,6 +287,9 @@ def fork(id: str, number: int, memory: bool, home: Path | None, as_json: bool) -
 def pause(id: str, comment: str | None, home: Path | None, as_json: bool) -> None:
     """Put it to sleep in its store; frees its memory and processes."""
     made = Sandbox.connect(id, home=home).pause(comment)
+    if not as_json:
+        for note in made.notes:
+            click.echo(note, err=True)
     show(made, True) if as_json else click.echo(made.id)
 
 

@@ -1,17 +1,21 @@
 """Choosing a runtime. A good verdict is kept in home/runtimes.json until the binary, the kernel or the user changes; a bad one only
-saves a probe while another runtime is healthy, since what was in the way then (a full disk) may be gone."""
+saves a probe for a while and while another runtime is healthy, since what was in the way then (a full disk) may be gone."""
 
 from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 from sandkeep.errors import BadArgument, RuntimeFailed, RuntimeMissing
+from sandkeep.model import Limits
 from sandkeep.runtime.doctor import Probe, probe
 from sandkeep.runtime.driver import CRUN, DRIVERS, RUNC, RUNSC, Driver
 
 _FASTEST_FIRST = (CRUN, RUNC, RUNSC)
+_DOUBT_SECONDS = 600.0
+_FORM = 2  # of what is kept: what an older release kept is probed again
 
 
 def pick(name: str, home: Path) -> Driver:
@@ -47,11 +51,45 @@ def pick(name: str, home: Path) -> Driver:
     )
 
 
-def remember(found: Probe, home: Path) -> dict[str, str | bool]:
+def keeps_memory(home: Path, limits: Limits) -> str:
+    """Why no runtime here can keep what sleeps in memory, within these limits; empty when runsc can."""
+    try:
+        key = _key(RUNSC)
+    except RuntimeMissing as error:
+        return error.message
+    if problems := RUNSC.enforceable(limits):
+        return f"{RUNSC.name} can't limit {'; '.join(problems)}"
+    known = _read(home).get(RUNSC.name, {})
+    if known.get("key") != key or not (known.get("memory") or time.time() - float(known["at"]) < _DOUBT_SECONDS):
+        known = remember(probe(RUNSC.name, home), home)
+    return "" if known["memory"] else f"{RUNSC.name}: {known['why']}"
+
+
+def ready(name: str, home: Path) -> str:
+    """Why no sandbox can be started with this choice of a runtime, in words that name no place; empty when one can."""
+    known, why = _read(home), []
+    for driver in _FASTEST_FIRST if name == "auto" else (DRIVERS[name],):
+        try:
+            key = _key(driver)
+        except RuntimeMissing:
+            why.append(f"{driver.name} is not installed")
+            continue
+        found = known.get(driver.name, {})
+        if found.get("key") != key or not found["healthy"]:
+            found = remember(probe(driver.name, home), home)
+        if found["healthy"]:
+            return ""
+        why.append(f"{driver.name} does not work, `sandkeep doctor` says why")
+    return "; ".join(why)
+
+
+def remember(found: Probe, home: Path) -> dict[str, str | bool | float]:
     """Keep a probe's verdict for the next pick()."""
-    entry: dict[str, str | bool] = {
+    entry: dict[str, str | bool | float] = {
         "key": _key(DRIVERS[found.name]),
+        "at": time.time(),
         "healthy": found.healthy,
+        "memory": found.healthy and found.works.get("memory", False),
         "why": "; ".join(problem.why for problem in found.problems),
     }
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -64,10 +102,10 @@ def remember(found: Probe, home: Path) -> dict[str, str | bool]:
 def _key(driver: Driver) -> str:
     path = driver.path()
     found = os.stat(path)
-    return f"{path} {found.st_mtime_ns} {found.st_size} {os.uname().release} {os.geteuid()}"
+    return f"{path} {found.st_mtime_ns} {found.st_size} {os.uname().release} {os.geteuid()} {_FORM}"
 
 
-def _read(home: Path) -> dict[str, dict[str, str | bool]]:
+def _read(home: Path) -> dict[str, dict[str, str | bool | float]]:
     try:
         known = json.loads((home / "runtimes.json").read_text())
     except (FileNotFoundError, ValueError):

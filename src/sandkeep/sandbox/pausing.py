@@ -14,7 +14,7 @@ from sandkeep.checkpoints.catalog import Store
 from sandkeep.checkpoints.records import check_words
 from sandkeep.errors import SandkeepError, system
 from sandkeep.model import CheckpointInfo, RestoreReport, State
-from sandkeep.sandbox import journal, keeping, ladder, lifecycle, memory, saving
+from sandkeep.sandbox import journal, keeping, ladder, lifecycle, memory, relaunching, saving
 from sandkeep.sandbox.home import Home, boot
 from sandkeep.sandbox.journal import step
 from sandkeep.sandbox.machine import Machine, fresh_seed
@@ -35,12 +35,15 @@ def pause(
         if with_memory:
             memory.needed(record, engine)
         names = sorted(machine.secrets())
-        if with_memory is False or memory.possible(record, engine):
+        why = memory.possible(record, engine)
+        if with_memory is False or why:
             journal.begin(machine.folder, "nap", layer=(layer := machine.home.layers.new_id()))
             step("pause: journalled")
             with saving.standing(machine, record, engine, layer) as taken:
                 info = keeping.keep(machine, record, taken, store, comment=comment, tag=tag)
                 fall_asleep(machine, record, info, taken, names)
+            if with_memory is None:
+                info = replace(info, notes=_not_kept(why, relaunching.alive(taken.processes)))
         else:
             journal.begin(machine.folder, "pause", layer=(layer := machine.home.layers.new_id()))
             step("pause: journalled")
@@ -51,6 +54,14 @@ def pause(
                 fall_asleep(machine, record, info, taken, names, image)
         journal.done(machine.folder)
         return info
+
+
+def _not_kept(why: str, processes: list[dict[str, Any]]) -> list[str]:
+    """Whose memory is gone without anybody having said that it may."""
+    if not processes:
+        return []
+    ended = ", ".join(process["code"] for process in processes)
+    return [f"memory was not kept: {why}; ended, and started again on resume if they ran in the background: {ended}"]
 
 
 def fall_asleep(

@@ -51,6 +51,7 @@ def create_app(settings: Settings) -> FastAPI:
                 for task in tidying:
                     task.cancel()
                 await asyncio.gather(*tidying, return_exceptions=True)
+                await services.readiness.stop()
                 await services.egress.stop()
                 await services.sweeper.stop()
                 services.spaces.close()

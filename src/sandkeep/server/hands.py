@@ -13,6 +13,7 @@ from typing import Any
 
 from sandkeep.errors import Busy, NotFound, SandboxDead, SandboxPaused, SandkeepError
 from sandkeep.model import Limits, RestoreReport, State
+from sandkeep.runtime.pick import keeps_memory
 from sandkeep.sandbox import AsyncSandbox, beginning, keeping, killing, lifecycle, pausing
 from sandkeep.sandbox._async.bridge import blocking
 from sandkeep.sandbox.home import Home
@@ -41,6 +42,7 @@ class Hands:
             _nothing  # told of what was made or woke, before its row says so
         )
         self.reports: dict[str, RestoreReport] = {}  # how much came back when a sandbox last woke or was made here
+        self.notes: dict[str, list[str]] = {}  # what was not kept when a sandbox last went to sleep here
         self._db = database
         self._log = Log(database)
         self._secrets: dict[str, dict[str, str]] = {}
@@ -75,11 +77,16 @@ class Hands:
         home, store = Reserved(self.home.path, [session.id]), self.spaces.store(session.owner, session.project)
         options = dict(options)
         checkpoint, require = options.pop("from_checkpoint", None), options.pop("require", "files")
+        notes = options.pop("notes")
         if checkpoint is None:
-            keeping.choose_store(lifecycle.create(home, **options), store)
+            machine = lifecycle.create(home, **options)
+            keeping.choose_store(machine, store)
+            _note(machine, notes)
             return None
         options.pop("base", None)
-        return beginning.create_from(home, store, checkpoint, require, mounts=None, **options)[1]
+        machine, report = beginning.create_from(home, store, checkpoint, require, mounts=None, **options)
+        _note(machine, notes)
+        return report
 
     async def pause(self, session: Session) -> Slept:
         sandbox = await self.handle(session)
@@ -88,7 +95,10 @@ class Hands:
         store = await blocking(self.spaces.store, session.owner, session.project)
         held = await blocking(sandbox._held.secrets)
         try:
-            checkpoint = (await sandbox.pause("paused by the server", memory=self.asked.get(session.id))).id
+            made = await sandbox.pause("paused by the server", memory=self.asked.get(session.id))
+            checkpoint, self.notes[session.id] = made.id, made.notes
+            if made.notes:
+                await self._db.call(self._log.event, session.id, "memory_not_kept", notes=made.notes)
         except SandboxPaused:
             checkpoint = await blocking(_asleep_in, sandbox._held)
         self.hold_secrets(session.id, held)
@@ -139,9 +149,12 @@ class Hands:
 
     def _bring(self, session: Session, secrets: dict[str, str]) -> RestoreReport:
         """A sandbox with this id from a checkpoint that another host may have made."""
-        config = session.config
+        config, limits = session.config, Limits(**session.config.get("limits", {}))
+        runtime = config.get("runtime", "auto")
+        if config.get("memory") and config.get("network", "none") == "none":  # it was chosen for it on another host
+            runtime = "auto" if keeps_memory(self.home.path, limits) else "runsc"
         options: dict[str, Any] = {
-            "runtime": config.get("runtime", "auto"), "env": None, "secrets": secrets, "limits": Limits(**config.get("limits", {})),
+            "runtime": runtime, "env": None, "secrets": secrets, "limits": limits,
             "network": config.get("network", "none"), "mounts": None, "cwd": None, "metadata": session.metadata,
         }  # fmt: skip
         store, home = self.spaces.store(session.owner, session.project), Reserved(self.home.path, [session.id])
@@ -151,6 +164,7 @@ class Hands:
     async def remove(self, session: Session) -> None:
         self._secrets.pop(session.id, None)
         self.reports.pop(session.id, None)
+        self.notes.pop(session.id, None)
         await self.discard(session)
 
     async def discard(self, session: Session) -> None:
@@ -180,6 +194,13 @@ class Hands:
                 return Reality("running"), True
         except NotFound:
             return None, False
+
+
+def _note(machine: Machine, notes: list[str]) -> None:
+    if notes:
+        with machine.held() as record:
+            record.notes += notes
+            record.save(machine.folder)
 
 
 async def _nothing(_: Session) -> None:

@@ -15,11 +15,13 @@ from typing import Any, Literal, TypeVar
 from sandkeep.checkpoints.catalog import Store
 from sandkeep.errors import BadArgument, CheckpointNotFound, Denied, SandboxElsewhere, SandboxNotFound, SandkeepError
 from sandkeep.model import CheckpointInfo, Limits, RestoreReport, SandboxInfo, SnapshotInfo, check_metadata
+from sandkeep.runtime.pick import keeps_memory
 from sandkeep.sandbox import AsyncSandbox, lifecycle, pausing
 from sandkeep.sandbox._async.bridge import blocking
 from sandkeep.server.egress import Egress, Rules
 from sandkeep.server.gateway import Gateway
 from sandkeep.server.hands import Hands, Reserved
+from sandkeep.server.readiness import Readiness
 from sandkeep.server.settings import Settings
 from sandkeep.server.spaces import Spaces
 from sandkeep.sessions import Database, Hosts, Keeper, Keys, Log, Page, Scope, Session, SessionState, Sweeper, Tokens
@@ -48,6 +50,7 @@ class NewSandbox:
     require: Level = "files"
     auto_pause_timeout: float | None = None
     paused_expiry: float | None = None
+    memory: bool | None = None  # whether it may sleep, so that its memory must; None: if it may by itself
     egress: dict[str, Any] | None = None  # rules; none is no way out
 
 
@@ -64,6 +67,7 @@ class Services:
         self.keys, self.tokens, self.log = Keys(database), Tokens(database), Log(database)
         self.egress = Egress(settings, database, self.sessions, self.hands)
         self.hands.awake = self.egress.settle
+        self.readiness = Readiness(settings)
         self._turns: dict[str, _Turn] = {}
 
     # who and what
@@ -111,10 +115,12 @@ class Services:
     async def create(self, scope: Scope, new: NewSandbox, request: str | None = None) -> Session:
         base = self._base(new)
         limits = {name: value for name, value in asdict(new.limits).items() if value is not None}
-        runtime = new.runtime or self.settings.runtime
+        policy = self._policy(new)
+        runtime, why = await self._runtime(new, bool(policy["auto_pause_timeout"]))
         config = {
             "base": new.base,
             "runtime": runtime,
+            "memory": why is not None,
             "network": new.network,
             "limits": limits,
             "secrets": sorted(new.secrets),
@@ -126,6 +132,7 @@ class Services:
             found = await blocking(store.get, new.from_checkpoint)
             new, config["from_checkpoint"] = replace(new, from_checkpoint=found.id), found.id
         options = {
+            "notes": [f"memory is not kept in sleep: {why}"] if why else [],
             "base": base, "runtime": runtime, "env": new.env, "secrets": new.secrets, "limits": new.limits, "network": new.network,
             "cwd": new.cwd, "metadata": new.metadata, "from_checkpoint": new.from_checkpoint, "require": new.require,
         }  # fmt: skip
@@ -135,8 +142,18 @@ class Services:
         check_metadata(new.metadata)
         return await self.keeper.create(
             self.hands.home.new_id(), scope, lambda session: self.hands.create(session, options), project=new.project,
-            metadata=new.metadata, config=config, request=request, **self._policy(new),
+            metadata=new.metadata, config=config, request=request, **policy,
         )  # fmt: skip
+
+    async def _runtime(self, new: NewSandbox, sleeps: bool) -> tuple[str, str | None]:
+        """Who may sleep and names no runtime gets what keeps memory, where that is healthy. Why not, or None if nobody asked."""
+        runtime = new.runtime or self.settings.runtime
+        if runtime != "auto" or not (sleeps if new.memory is None else new.memory):
+            return runtime, None
+        if new.network == "host":
+            return runtime, "no runtime can with network='host'"
+        why = await blocking(keeps_memory, self.settings.home, new.limits)
+        return (runtime if why else "runsc"), why
 
     def _base(self, new: NewSandbox) -> str:
         if new.network == "host" and not self.settings.host_network:

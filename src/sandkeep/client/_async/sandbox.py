@@ -269,8 +269,9 @@ class AsyncRemoteSandbox:
     async def pause(self) -> CheckpointInfo:
         """Put it to sleep in the server's store and free its memory and processes."""
         await self._link.close()
-        checkpoint: str = (await self._ask("POST", "/pause"))["checkpoint"]
-        return answers.noun(CheckpointInfo, await self._server.ask("GET", f"/checkpoints/{checkpoint}"))
+        told = await self._ask("POST", "/pause")
+        found = answers.noun(CheckpointInfo, await self._server.ask("GET", f"/checkpoints/{told['checkpoint']}"))
+        return dataclasses.replace(found, notes=told.get("notes", []))
 
     async def resume(self, *, secrets: dict[str, str] | None = None, fail_over: bool = False) -> RestoreReport:
         """Wake it. With `fail_over` also one whose host is gone: from its last checkpoint, without what came after."""

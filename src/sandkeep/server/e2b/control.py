@@ -107,7 +107,9 @@ async def create(caller: Scope, request: Request, body: CreateBody, timeout: int
         raise BadArgument("there are no volumes here", "keep files in the sandbox: they last, also while it sleeps")
     begin = await templates.source(life.services, caller, body.templateID)
     egress = network_rules(body.allow_internet_access, body.network or {}) if life.services.settings.egress else None
-    new = NewSandbox(env=body.envVars or {}, metadata=body.metadata or {}, limits=Limits(), egress=egress, **begin)
+    new = NewSandbox(
+        env=body.envVars or {}, metadata=body.metadata or {}, limits=Limits(), egress=egress, memory=True, **begin
+    )
     seconds = timeout if body.timeout is None else body.timeout
     key = request.headers.get("idempotency-key")
     session, row = await life.create(caller, new, seconds, policy, key)

@@ -13,9 +13,6 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from sandkeep.runtime.doctor import probe
-from sandkeep.runtime.pick import remember
-from sandkeep.sandbox._async.bridge import blocking
 from sandkeep.server.protocol.client import Client
 from sandkeep.server.protocol.execution import Execution
 from sandkeep.server.protocol.messages import Options, Status
@@ -66,7 +63,6 @@ class Hall:
         self.services = services
         self.stages: dict[str, Stage] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._memory: asyncio.Task[bool] | None = None
 
     def stage(self, id: str, options: Options) -> Stage:
         return self.stages.setdefault(id, Stage(id, options))
@@ -114,19 +110,3 @@ class Hall:
             await stage.stop_delivery()
             if stage.execution is not None:
                 await stage.execution.close()
-        if self._memory is not None:
-            await asyncio.gather(self._memory, return_exceptions=True)
-
-    async def runtime(self, options: Options) -> str | None:
-        """What can save memory for those who want checkpoints, unless the server was told what to use."""
-        if not options.enable_checkpoint or self.services.settings.runtime != "auto":
-            return None
-        if self._memory is None:
-            self._memory = asyncio.create_task(blocking(self._saves_memory))
-        return "runsc" if await asyncio.shield(self._memory) else None
-
-    def _saves_memory(self) -> bool:
-        found = probe("runsc", self.services.settings.home)
-        if found.path:
-            remember(found, self.services.settings.home)
-        return found.healthy

@@ -42,7 +42,7 @@ async def execute(guest: Guest, services: Use, request: Request, language: str =
 
 async def _run(services: Services, scope: Scope, language: str, code: str) -> AsyncIterator[str]:
     try:
-        session = await services.create(scope, NewSandbox(metadata={"purpose": "execute"}))
+        session = await services.create(scope, NewSandbox(metadata={"purpose": "execute"}, memory=False))
         try:
             execution = Execution(services, session.id)
             await execution.start(language, code)

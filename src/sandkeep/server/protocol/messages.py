@@ -94,6 +94,8 @@ class Options:
     enable_idle_timeout_auto_checkpoint: bool = False
     enable_sandbox_handoff: bool = False
     filesystem_snapshot_name: str | None = None
+    idle_ends: bool = False
+    """Whether the client itself has said when it is idle too long; nobody else's default ends what was not saved."""
 
     @classmethod
     def read(cls, message: dict[str, Any]) -> Options:
@@ -109,7 +111,15 @@ class Options:
         snapshot = given.get("filesystem_snapshot_name")
         if snapshot is not None and not isinstance(snapshot, str):
             raise BadArgument("filesystem_snapshot_name must be a text.")
-        return cls(**{**given, "idle_timeout": idle, "filesystem_snapshot_name": snapshot or None})
+        ends = message.get("idle_ends", "idle_timeout" in message)
+        return cls(
+            **{**given, "idle_timeout": idle, "filesystem_snapshot_name": snapshot or None, "idle_ends": ends is True}
+        )
+
+    @property
+    def sleeps(self) -> bool:
+        """When idle: whoever wants checkpoints, or has not said how long it may be idle, is saved and not ended."""
+        return self.enable_checkpoint or not self.idle_ends
 
     def check(self) -> None:
         if self.enable_sandbox_handoff and not self.enable_checkpoint:

@@ -55,7 +55,7 @@ async def create(talk: Conversation, scope: Scope) -> Stage | None:
 async def _new(talk: Conversation, scope: Scope, options: Options) -> NewSandbox:
     """Idleness that only puts to sleep is the sweeper's; idleness that ends a sandbox is watched by `watch`."""
     return NewSandbox(
-        runtime=await talk.hall.runtime(options),
+        memory=options.sleeps,
         metadata=options.metadata(),
         from_checkpoint=await _snapshot(talk, scope, options.filesystem_snapshot_name),
         auto_pause_timeout=options.idle_timeout if options.enable_idle_timeout_auto_checkpoint else 0,

@@ -87,7 +87,7 @@ class Watch:
         if time.monotonic() - execution.touched < options.idle_timeout:
             stage.cpu = -1.0
             return False
-        if options.enable_idle_timeout_auto_checkpoint and row.config["runtime"] != "runsc":
+        if options.enable_checkpoint and row.config["runtime"] != "runsc":
             return False  # sleeping would end it
         sandbox = await self._services.hands.handle(row)
         used = float((await sandbox.usage())["cpu_seconds"])
@@ -98,9 +98,9 @@ class Watch:
         return True
 
     async def _put_away(self, row: Session, stage: Stage) -> None:
-        """To sleep if it was ever saved or asked to be, so that nothing that could be restored is lost; else it ends."""
+        """To sleep unless its client wanted it to end, and if it was ever saved in any case: nothing that could be restored is lost."""
         services = self._services
-        asleep = stage.options.enable_idle_timeout_auto_checkpoint or row.checkpoint is not None
+        asleep = stage.options.sleeps or row.checkpoint is not None
         try:
             if asleep:
                 await services.pause(None, row.id)

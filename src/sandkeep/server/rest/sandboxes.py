@@ -91,7 +91,9 @@ async def end_egress(caller: Caller, services: Use, id: str) -> dict[str, Any]:
 
 @router.post("/{id}/pause")
 async def pause(caller: Caller, services: Use, id: str) -> dict[str, Any]:
-    return dict(shown(await services.pause(caller, id)))
+    """With its memory where its runtime can; `notes` say what was not kept."""
+    session = await services.pause(caller, id)
+    return {**shown(session), "notes": services.hands.notes.get(id, [])}
 
 
 @router.post("/{id}/resume")

@@ -15,12 +15,14 @@ router = APIRouter(tags=["server"])
 
 @router.get("/health")
 async def health(services: Use, response: Response) -> dict[str, Any]:
-    """200 and `ok` when the database answers and the sweeper does its work, else 503 and what is wrong."""
+    """200 and `ok` when sandboxes can run here, the database answers and the sweeper does its work, else 503 and what is wrong."""
     troubles = {name: getattr(error, "code", type(error).__name__) for name, error in services.sweeper.troubles.items()}
     try:
         await services.db.call(services.db.now)
     except SandkeepError as error:
         troubles["database"] = error.code
+    if why := await services.readiness.problem():
+        troubles["runtime"] = why
     response.status_code = 503 if troubles else 200
     return {"status": "troubled" if troubles else "ok", "troubles": troubles}
 
