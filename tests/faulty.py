@@ -15,13 +15,13 @@ class Crash(SystemExit):
 
 class Faulty:
     """`fault(n, verb, name)` is asked before operation n and answers None or what goes wrong: "fail" (nothing happened), "lost"
-    (it happened, the answer got lost), "crash", "crash after", "short" (a get that ends early), or seconds to hang."""
+    (it happened, the answer got lost), "crash", "crash after", "short" (a get that ends early), "flip" (one whose bytes change on the wire), or seconds to hang."""
 
     def __init__(
         self, inner: Objects, fault: Callable[[int, str, str], str | float | None] = lambda n, verb, name: None
     ) -> None:
         self.inner, self.fault = inner, fault
-        self.url, self.place, self.parallel = inner.url, inner.place, inner.parallel
+        self.url, self.place, self.parallel, self.direct = inner.url, inner.place, inner.parallel, inner.direct
         self.log: list[tuple[str, str]] = []
         self.dead = False
 
@@ -58,6 +58,9 @@ class Faulty:
         self._after(found, "get", name)
         if found == "short":
             raise Corrupt(f"{name} gave {len(data) // 2} bytes, {len(data)} were expected")
+        if found == "flip" and data:
+            at = len(data) // 2
+            return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
         return data
 
     def list(self, prefix: str, after: str = "") -> Iterator[tuple[str, int, float]]:

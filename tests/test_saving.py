@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +13,7 @@ from conftest import Make
 from sandkeep import Sandbox
 from sandkeep.errors import BadArgument, SandkeepError, SnapshotNotFound
 from sandkeep.model import WORKSPACE
-from sandkeep.sandbox import squashing
+from sandkeep.sandbox import saving, squashing
 from sandkeep.sandbox.home import Home
 from sandkeep.sandbox.machine import Machine
 from waiting import until
@@ -275,3 +276,14 @@ def test_many_snapshots_of_a_busy_sandbox_keep_stacks_short(sb: Sandbox, home: P
     sb.commands.run("rm -rf *")
     sb.restore(saved)
     assert sb.commands.run("ls; cat f*").stdout == before
+
+
+def test_snapshots_stay_in_the_order_of_their_making_when_the_clock_jumps(
+    sb: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = iter((3e9, 1e9, 2e9, 5e8))
+    monkeypatch.setattr(saving, "time", SimpleNamespace(time=lambda: next(now)))
+    made = [sb.snapshot().id for _ in range(3)]
+    monkeypatch.setattr(saving, "boot", lambda: "another")
+    made.append(sb.snapshot().id)
+    assert [info.id for info in sb.snapshots()] == made

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from conftest import Open
+from faulty import Faulty
 from sandkeep.errors import Corrupt, NotFound
 from sandkeep.store import format as fmt
 from sandkeep.store.lease import put_sealed
-from sandkeep.store.objects import Objects
+from sandkeep.store.objects import Objects, open_objects
 from sandkeep.store.repository import Repository
-from store_work import check, live, mixed, save
+from store_work import check, check_all, collect, ids_in, live, mixed, save
 
 
 def test_any_changed_byte_of_any_object_is_found_and_refused(opened: Open, objects: Objects, tmp_path: Path) -> None:
@@ -151,3 +152,49 @@ def test_a_pack_under_a_name_of_no_writer_is_left_over(opened: Open, objects: Ob
     repo.gc(lambda: live(repo))
     assert [name for name, _, _ in objects.list("packs/")] == [name]
     assert repo.verify() == []
+
+
+def _story(repo: Repository) -> None:
+    """Everything that reads: what was saved, the index, marks and leases of others, for writers, readers, collectors, verification."""
+    assert check_all(repo) == 3
+    for name in ("one", "two", "three"):
+        ids = ids_in(repo.get_record("t", name, cached=True))
+        assert [fmt.sha256(repo.read(blob)) for blob in ids] == ids
+    save(repo, "four", mixed(4, 5, 0))
+    repo.delete_record("t", "one")
+    assert collect(repo, dry_run=True).removed_objects
+    assert collect(repo).waiting_packs
+    assert check_all(repo) == 3
+    for read_data in (True, False):
+        assert repo.verify(read_data) == []
+
+
+def test_a_byte_changed_on_the_wire_is_no_damage(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is read, once it comes with a changed byte: nothing fails, nothing is called damaged, nothing is removed for it."""
+    monkeypatch.setattr("sandkeep.store.gc.MANY", 3)
+    begin = root / "begin"
+    with Repository.open(open_objects(begin / "store"), begin / "cache") as repo:
+        for number, name in enumerate(("one", "two", "three")):
+            save(repo, name, [*mixed(number, 3, 1), b"in all" * 100])
+
+        put_sealed(repo.objects, "gc/condemned-0", {"packs": []})
+        put_sealed(repo.objects, "writers/0", {"role": "writer", "seen": ["gc/condemned-0"]})
+
+    step, over = 0, False
+    while not over:
+        folder = root / str(step)
+        shutil.copytree(begin / "store", folder / "store")
+        asked: list[str] = []
+
+        def flip(n: int, verb: str, name: str, step: int = step, asked: list[str] = asked) -> str | None:
+            if verb == "get":
+                asked.append(name)
+            return "flip" if verb == "get" and len(asked) == step + 1 else None
+
+        faulty = Faulty(open_objects(folder / "store"), flip)
+        with Repository.open(faulty, folder / "cache") as repo:
+            _story(repo)
+        over = len(asked) <= step
+        shutil.rmtree(folder)
+        step += 1
+    assert step > 30

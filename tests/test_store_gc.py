@@ -16,7 +16,8 @@ import store_work
 from conftest import Open
 from faulty import Crash, Faulty
 from sandkeep.errors import Busy, NotFound, SandkeepError, StateConflict
-from sandkeep.store.lease import Lease
+from sandkeep.store import holder
+from sandkeep.store.lease import Lease, put_sealed
 from sandkeep.store.objects import Objects, open_objects
 from sandkeep.store.repository import Repository
 from store_work import blobs_of, check_all, collect, save
@@ -359,3 +360,69 @@ def test_killed_writers_and_collectors_lose_nothing(tmp_path: Path) -> None:
         assert {f"keep{n}" for n in range(6)} <= set(repo.list_records("t"))
         assert check_all(repo) >= 6
         assert repo.verify() == []
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from sandkeep.store import holder
+from sandkeep.store.lease import Lease, put_sealed
+from sandkeep.store.objects import open_objects
+objects = open_objects(Path(sys.argv[1]))
+lease = Lease(objects, sys.argv[2])
+lease.begin()
+objects.put("packs/0123", b"half a work")
+print("held", flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("role", ["gc", "writer"])
+@pytest.mark.parametrize("reaped", [True, False])
+def test_a_killed_process_of_this_host_stands_in_nobodys_way(
+    opened: Open, objects: Objects, tmp_path: Path, role: str, reaped: bool
+) -> None:
+    repo = opened()
+    save(repo, "one", blobs_of(6))
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, tmp_path / "store", role], stdout=subprocess.PIPE, text=True
+    ) as job:
+        try:
+            assert job.stdout is not None
+            assert job.stdout.readline() == "held\n"
+            if role == "gc":
+                with pytest.raises(Busy):
+                    collect(repo)
+            else:
+                assert collect(repo).waiting_packs == 1
+        finally:
+            job.kill()
+        if reaped:
+            job.wait(60)
+        else:
+            os.waitid(os.P_PID, job.pid, os.WEXITED | os.WNOWAIT)
+        assert collect(repo).waiting_packs == 0
+    assert "packs/0123" not in packs(objects)
+    assert list(objects.list("writers/")) == []
+    assert check_all(repo) == 1
+
+
+def test_who_may_live_is_not_taken_for_dead(opened: Open, objects: Objects, tmp_path: Path) -> None:
+    repo = opened()
+    save(repo, "one", blobs_of(6))
+    me, gone = holder.here(), {**holder.here(), "pid": 2**22 + 1, "direct": True}
+    alive = [me, {}, None, 5, "x", [], {"pid": 1}, {**me, "pid": 0}, {**me, "pid": -1}, {**me, "pid": 2**63}]
+    alive += [{**gone, name: value} for name, value in (("boot", "x"), ("pids", 1))]
+    for one in alive:
+        put_sealed(objects, "writers/other", {"role": "gc", "seen": [], "holder": one})
+        with pytest.raises(Busy):
+            collect(repo)
+    for one in (gone, {**me, "start": 1, "direct": True}):
+        put_sealed(objects, "writers/other", {"role": "gc", "seen": [], "holder": one})
+        collect(repo)
+    asked_of_a_server = {**gone, "direct": False}
+    put_sealed(objects, "writers/other", {"role": "gc", "seen": [], "holder": asked_of_a_server})
+    with pytest.raises(Busy):
+        collect(repo)
+    age(tmp_path, seconds=400)
+    collect(repo)

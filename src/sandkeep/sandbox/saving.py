@@ -27,7 +27,7 @@ from sandkeep.runtime.driver import Driver
 from sandkeep.runtime.elevate import elevated
 from sandkeep.runtime.plan import Plan
 from sandkeep.sandbox import journal, squashing
-from sandkeep.sandbox.home import read_json, write_json, write_whole
+from sandkeep.sandbox.home import boot, read_json, write_json, write_whole
 from sandkeep.sandbox.journal import step
 from sandkeep.sandbox.machine import Machine
 from sandkeep.sandbox.record import Record
@@ -184,8 +184,22 @@ def snapshot(machine: Machine, comment: str = "") -> SnapshotInfo:
         info = SnapshotInfo(f"sn_{secrets.token_hex(6)}", comment, time.time(), taken.stack, taken.how)
         folder = machine.folder / "snapshots"
         folder.mkdir(exist_ok=True)
-        write_json(folder / f"{info.id}.json", {**asdict(info), "session": taken.session, "processes": taken.processes})
+        facts = {"number": _next_number(folder), "session": taken.session, "processes": taken.processes}
+        write_json(folder / f"{info.id}.json", {**asdict(info), **facts})
         return info
+
+
+def _next_number(folder: Path) -> int:
+    """Snapshots are in the order of these, whatever clocks say. The last one is kept beside them, for this life of the host."""
+    try:
+        last = read_json(folder / ".last")
+        number = last["number"] if last["boot"] == boot() else None
+    except (FileNotFoundError, ValueError, LookupError, TypeError):
+        number = None
+    if number is None:
+        number = max((read_json(path).get("number", 0) for path in folder.glob("sn_*.json")), default=0)
+    write_json(folder / ".last", {"number": number + 1, "boot": boot()}, durable=False)
+    return int(number) + 1
 
 
 def load_snapshot(machine: Machine, id: str) -> dict[str, Any]:
@@ -204,10 +218,8 @@ def snapshots(machine: Machine) -> list[SnapshotInfo]:
     folder = machine.folder / "snapshots"
     found = [read_json(path) for path in folder.glob("sn_*.json")] if folder.is_dir() else []
     names = SnapshotInfo.__dataclass_fields__
-    return sorted(
-        (SnapshotInfo(**{k: v for k, v in data.items() if k in names}) for data in found),
-        key=lambda info: info.timestamp,
-    )
+    found.sort(key=lambda data: (data.get("number", 0), data["timestamp"]))
+    return [SnapshotInfo(**{k: v for k, v in data.items() if k in names}) for data in found]
 
 
 def delete_snapshot(machine: Machine, id: str) -> None:

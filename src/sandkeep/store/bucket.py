@@ -72,6 +72,7 @@ class Bucket:
         self.place = self.url
         self.bucket = bucket
         self.parallel = 8
+        self.direct = False
         given = {
             "region": region,
             "endpoint": endpoint,

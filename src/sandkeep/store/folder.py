@@ -41,6 +41,7 @@ class Folder:
         self.root = Path(os.path.abspath(os.path.expanduser(root)))
         self.url = self.place = str(self.root)
         self.parallel = 2
+        self.direct = True
 
     def put(self, name: str, *data: bytes | bytearray | memoryview, soon: bool = True) -> None:
         target = self.root / check_name(name)

@@ -22,6 +22,7 @@ class Gateway:
 
     url = "sandkeep://"
     parallel = 8
+    direct = False
 
     def __init__(self, rest: str = "") -> None:
         address, key = os.environ.get("SANDKEEP_API_URL"), os.environ.get("SANDKEEP_API_KEY")

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sandkeep.errors import Busy, Corrupt, NotFound, StoreError
-from sandkeep.store.format import PackIndex, index_object, is_pack, new_index_name, read_index_object, unique
+from sandkeep.store.format import PackIndex, index_object, is_pack, new_index_name, unique
 from sandkeep.store.index import DAMAGE, read_marks
 from sandkeep.store.lease import Lease, Other, others, put_sealed, read_condemned, seal_value
+from sandkeep.store.looking import read_index
 from sandkeep.store.repack import Describes, Packer, pack_again
 from sandkeep.store.verify import read_pack_footer
 from sandkeep.store.writer import PACK_SIZE
@@ -120,7 +121,7 @@ class _Shelf:
         return {name for name, size in self._sizes.items() if size < LARGE_INDEX}
 
     def _packs(self, name: str) -> list[PackIndex]:
-        return self._made.get(name) or read_index_object(name, self._repo.objects.get(name))
+        return self._made.get(name) or read_index(self._repo.objects, name)
 
 
 class _Collector:
@@ -133,7 +134,7 @@ class _Collector:
         if any(other.role == "gc" for other in others(self.lease) if not self._expire(other)):
             raise Busy(
                 "another gc is at work in this store",
-                "wait for it; one that has crashed stands in the way for 15 minutes",
+                "wait for it; one that has crashed elsewhere stands in the way for 15 minutes",
             )
         self.index.sync(full=True)
         missing = _load_live(self.repo, self.live)
@@ -244,7 +245,7 @@ class _Collector:
         self._merge_index(_naming(self.repo, going), going)
 
     def _merge_index(self, sources: set[str], without: set[str]) -> None:
-        found = (read_index_object(source, self.objects.get(source)) for source in sorted(sources))
+        found = (read_index(self.objects, source) for source in sorted(sources))
         for packs in _regrouped(found, without):
             self._put_index(packs)
         self.lease.check_twice()

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from sandkeep.errors import BadArgument, Corrupt, NotFound, StoreError
-from sandkeep.store.format import PackIndex, Place, read_index_object
+from sandkeep.store.format import PackIndex, Place
+from sandkeep.store.looking import read_index
 from sandkeep.store.objects import Objects
 
 T = TypeVar("T")
@@ -348,7 +349,7 @@ def _fetch(objects: Objects, names: Sequence[str]) -> Iterator[tuple[str, list[P
 
     def one(name: str) -> tuple[str, list[PackIndex] | None]:
         try:
-            return name, read_index_object(name, objects.get(name))
+            return name, read_index(objects, name)
         except NotFound:
             return name, _GONE
         except Corrupt:

@@ -5,6 +5,7 @@ docs/design.md, section 7, says why this is right.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from dataclasses import dataclass
@@ -13,8 +14,10 @@ from typing import Any
 import msgpack
 
 from sandkeep.errors import Corrupt, NotFound, StateConflict, StoreError
-from sandkeep.store.format import seal, unique, unseal
+from sandkeep.store import holder
+from sandkeep.store.format import seal, unique
 from sandkeep.store.index import Marks, read_marks
+from sandkeep.store.looking import read_payload
 from sandkeep.store.objects import Objects
 
 LEASE = 900.0  # seconds; a collector takes a lease as lapsed at this age, its holder already at two thirds of it
@@ -26,7 +29,7 @@ def now() -> float:
 
 
 def read_sealed(objects: Objects, name: str) -> Any:
-    return msgpack.unpackb(unseal(name, objects.get(name)), strict_map_key=False)
+    return msgpack.unpackb(read_payload(objects, name), strict_map_key=False)
 
 
 def read_condemned(objects: Objects, name: str) -> list[str]:
@@ -51,6 +54,7 @@ class Lease:
         self.seen: list[str] = []
         self.condemned: frozenset[str] = frozenset()  # packs to be treated as absent
         self.marks: Marks | None = None
+        self._holder = {**holder.here(), "direct": objects.direct}
         self._stop = threading.Event()
         self._renewed = now()
         self._keeper = threading.Thread(target=self._keep, name=f"lease-{self.id}", daemon=True)
@@ -93,7 +97,7 @@ class Lease:
 
     def _renew(self) -> None:
         asked = now()
-        put_sealed(self.objects, self.name, {"role": self.role, "seen": self.seen})
+        put_sealed(self.objects, self.name, {"role": self.role, "seen": self.seen, "holder": self._holder})
         self._renewed = asked
 
     def _keep(self) -> None:
@@ -161,12 +165,21 @@ def others(mine: Lease) -> list[Other]:
         try:
             value = read_sealed(mine.objects, name)
             role, seen = str(value["role"]), frozenset(value["seen"])
+            most = mine.duration * _patience(value.get("holder"))
         except NotFound:
             continue
         except Corrupt:
-            role, seen = "writer", frozenset()
-        found.append(Other(name.removeprefix("writers/"), role, seen, clock - at > mine.duration))
+            role, seen, most = "writer", frozenset(), mine.duration
+        found.append(Other(name.removeprefix("writers/"), role, seen, clock - at > most))
     return found
+
+
+def _patience(whose: Any) -> float:
+    """The part of a lease's time after which it has lapsed. What a dead process asked of a server may still be under way there: until
+    the next renewal is overdue by a while. A folder knows nothing of that kind."""
+    if not holder.has_died(whose):
+        return 1.0
+    return -math.inf if whose.get("direct") is True else 1 / 3
 
 
 def _lost() -> StateConflict:

@@ -34,6 +34,7 @@ class Objects(Protocol):
     url: str
     place: str  # where exactly that is; two copies of a store differ in it
     parallel: int  # how many requests at once pay
+    direct: bool  # what a process has asked for is done by itself, and never after its death
 
     def put(self, name: str, *data: bytes | bytearray | memoryview, soon: bool = True) -> None: ...
     def get(self, name: str, offset: int = 0, length: int | None = None) -> bytes: ...

@@ -12,6 +12,7 @@ from typing import TypeVar
 from sandkeep.errors import Corrupt, NotFound
 from sandkeep.store.format import Place, unblock
 from sandkeep.store.index import Index
+from sandkeep.store.looking import again
 from sandkeep.store.objects import Objects
 from sandkeep.store.stored import Stored, cut
 
@@ -39,8 +40,15 @@ class Reader:
                 try:
                     return cut(self._block(place), place)
                 except (Corrupt, NotFound):
+                    self._drop(place)
                     break
         return self._recover(blob)
+
+    def _drop(self, place: Place) -> None:
+        """A block that came damaged does not stay."""
+        with self._mutex:
+            if (raw := self._blocks.pop((place.pack, place.offset), None)) is not None:
+                self._held -= len(raw)
 
     def _look_again(self, look: int) -> None:
         """What is not where the cache says may have moved: look at the store's newest index objects, then at all."""
@@ -68,9 +76,7 @@ class Reader:
         for attempt in range(2):
             for place in list(self._index.places([blob])):
                 try:
-                    return cut(
-                        unblock(self._objects.get(place.pack, place.offset, place.stored), place.raw, place.pack), place
-                    )
+                    return again(lambda place=place: self._fetched(place))  # type: ignore[misc]
                 except NotFound:
                     damage = Corrupt(
                         f"pack {place.pack} is missing: blob {blob.hex()} is lost", "run verify", object=place.pack
@@ -90,6 +96,9 @@ class Reader:
                 object=bad[0],
             )
         raise NotFound(f"blob {blob.hex()} is not in the store")
+
+    def _fetched(self, place: Place) -> bytes:
+        return cut(unblock(self._objects.get(place.pack, place.offset, place.stored), place.raw, place.pack), place)
 
     def read_many(self, blobs: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
         for ids in _windows(blobs):

@@ -6,8 +6,9 @@ import time
 from collections.abc import Iterator
 
 from sandkeep.errors import Corrupt, NotFound
-from sandkeep.store.format import record_name, unseal
+from sandkeep.store.format import record_name, seal, unseal
 from sandkeep.store.index import WINDOW, Index
+from sandkeep.store.looking import read_payload
 from sandkeep.store.objects import Objects
 
 FULL_EVERY = 3600.0
@@ -30,13 +31,12 @@ class Records:
                 except Corrupt:
                     pass  # the copy, not the record
         try:
-            sealed = self._objects.get(full)
+            data = read_payload(self._objects, full)
         except NotFound:
             self._forget(kind, name)
             raise NotFound(f"{kind} {name} is not in the store") from None
-        data = unseal(full, sealed)
         if cached:
-            self._index.write("INSERT OR REPLACE INTO record VALUES(?,?,?)", (kind, name, sealed))
+            self._index.write("INSERT OR REPLACE INTO record VALUES(?,?,?)", (kind, name, seal(full, data)))
         return data
 
     def delete(self, kind: str, full: str) -> None:
