@@ -34,6 +34,12 @@ def made(client: Client) -> dict[str, Any]:
     return client.create(timeout=900)
 
 
+@pytest.fixture(scope="module", params=["crun", "runsc"])
+def either(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    with serving(tmp_path_factory.mktemp("either") / "home", "--runtime", request.param) as found:
+        yield Client(found)
+
+
 def entry(box: httpx.Client, path: str) -> dict[str, Any]:
     return dict(box.post("/filesystem.Filesystem/Stat", json={"path": path}).json()["entry"])
 
@@ -135,6 +141,23 @@ def test_a_change_of_mode_is_no_write(client: Client, made: dict[str, Any]) -> N
     until(lambda: ("f", "REMOVE") in events(), "the end is told")
     new = [("f", "CREATE"), ("f", "CHMOD"), ("f", "WRITE")]
     assert seen == [*new, ("f", "CHMOD"), ("inner", "CHMOD"), ("f", "WRITE"), ("f", "REMOVE")]
+
+
+def test_what_was_written_is_among_the_events_that_are_asked_for_next(either: Client) -> None:
+    """A hundred times, and each time its three words together, with what they are about."""
+    box = either.box(either.create(timeout=900))
+    box.post("/filesystem.Filesystem/MakeDir", json={"path": "w"})
+    asked = {"path": "w", "recursive": False, "includeEntry": True}
+    watcher = box.post("/filesystem.Filesystem/CreateWatcher", json=asked).json()
+    for number in range(100):
+        assert write(box, f"w/{number}").status_code == 200
+        found = box.post("/filesystem.Filesystem/GetWatcherEvents", json=watcher).json()["events"]
+        told = [(one["name"], one["type"].removeprefix("EVENT_TYPE_"), one["entry"]["size"]) for one in found]
+        assert told == [(str(number), word, "1") for word in ("CREATE", "CHMOD", "WRITE")]
+    stream(box, "/process.Process/Start", start("rm w/*"))
+    found = box.post("/filesystem.Filesystem/GetWatcherEvents", json=watcher).json()["events"]
+    assert [one["type"] for one in found] == ["EVENT_TYPE_REMOVE"] * 100
+    assert box.post("/filesystem.Filesystem/GetWatcherEvents", json=watcher).json().get("events", []) == []
 
 
 # ports

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from .egress import Egress
     from .tunnel import Tunnel
+    from .watch import Watch
 
 RUN = "/.sandkeep/run"
 _WAKE_POLL = 0.02
@@ -45,6 +46,7 @@ class Guest:
         self.stopped: Set[int] = set()
         self.holders: Set[house.Hold] = set()
         self.tunnels: Set[Tunnel] = set()
+        self.watches: Dict[str, Watch] = {}  # by the names that clients gave them
         self.egress: Optional[Egress] = None
         self._waiting: List[Tuple[Connection, Dict[str, Any]]] = []
         self._runs = 0

@@ -56,6 +56,12 @@ def _watch(guest: Guest, conn: Connection, **taken: Any) -> None:
     watch.watch(guest, conn, **taken)
 
 
+def _mark(guest: Guest, conn: Connection, **taken: Any) -> Dict[str, Any]:
+    from . import watch
+
+    return watch.mark(guest, conn, **taken)
+
+
 def _list(name: str, value: Any) -> Any:
     if not isinstance(value, list):
         raise Problem(BAD_ARGUMENT, "{} must be a list".format(name))
@@ -116,7 +122,8 @@ OPS: Dict[str, Tuple[Callable[..., Any], Schema]] = {
     "file_chown": (files.chown, {
         "path": (path, REQUIRED), "uid": (_ID, -1), "gid": (_ID, -1), "follow": (flag, True)}),
     "file_symlink": (files.symlink, {**_WHERE, "target": (path, REQUIRED)}),
-    "file_watch": (_watch, {"path": (path, REQUIRED), "recursive": (flag, False)}),
+    "file_watch": (_watch, {"path": (path, REQUIRED), "recursive": (flag, False), "name": (text, None)}),
+    "watch_mark": (_mark, {"name": (text, REQUIRED), "mark": (integer(1, 2**53), REQUIRED)}),
     # the house
     "ports": (house.ports, {}),
     "connect": (tunnel.connect, {"port": (integer(1, 65535), REQUIRED), "host": (text, "127.0.0.1")}),

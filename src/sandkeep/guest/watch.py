@@ -8,12 +8,12 @@ import os
 import struct
 
 from .loop import READ
-from .problems import UNSUPPORTED, Problem, file_problem
+from .problems import BUSY, UNSUPPORTED, Problem, file_problem
 from .wire import Task
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Iterator, List, Tuple
+    from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
     from .main import Guest
     from .wire import Connection
@@ -27,8 +27,9 @@ _HEAD = struct.Struct("iIII")
 class Watch(Task):
     """Ends when the client leaves. A client that does not read is told of an overflow instead of what it missed."""
 
-    def __init__(self, conn: Connection, path: str, recursive: bool) -> None:
+    def __init__(self, conn: Connection, path: str, recursive: bool, left: Callable[[], Any]) -> None:
         self._conn = conn
+        self._left = left
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._recursive = recursive
         self._top = path
@@ -64,11 +65,24 @@ class Watch(Task):
             return []
         return [os.path.join(folder, name) for folder, names, _ in os.walk(path) for name in names]
 
+    def mark(self, number: int) -> None:
+        """Tell all that has happened until now, and then this."""
+        while self._drain():
+            pass
+        if self._conn.task is self:
+            self._conn.send_json({"mark": number})
+
     def _event(self, _mask: int) -> None:
+        self._drain()
+
+    def _drain(self) -> bool:
+        """True if there was anything."""
+        if self._conn.task is not self:
+            return False
         try:
             events = list(self._read())
         except BlockingIOError:
-            return
+            return False
         try:
             for told in self._tell(events):
                 if self._conn.full:
@@ -78,6 +92,7 @@ class Watch(Task):
         except Problem as problem:
             self.gone()
             self._conn.finish(problem.answer())
+        return True
 
     def _read(self) -> Iterator[Tuple[int, int, int, str]]:
         data = os.read(self._fd, 64 << 10)
@@ -134,9 +149,22 @@ class Watch(Task):
     def gone(self) -> None:
         self._conn.loop.forget(self._fd)
         os.close(self._fd)
+        self._left()
 
 
-def watch(guest: Guest, conn: Connection, path: str, recursive: bool) -> None:
+def watch(guest: Guest, conn: Connection, path: str, recursive: bool, name: Optional[str]) -> None:
     path = guest.session.resolve(path)
-    Watch(conn, path, recursive)
+    if name is not None and name in guest.watches:
+        raise Problem(BUSY, "there is a watch {!r}".format(name))
+    made = Watch(conn, path, recursive, lambda: guest.watches.pop(name or "", None))
+    if name is not None:
+        guest.watches[name] = made
     conn.send_json({"watching": path})
+
+
+def mark(guest: Guest, conn: Connection, name: str, mark: int) -> Dict[str, Any]:
+    """Into the events of a watch, behind all that happened before."""
+    found = guest.watches.get(name)
+    if found is not None:
+        found.mark(mark)
+    return {"ok": True, "watched": found is not None}

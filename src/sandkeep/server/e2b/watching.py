@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import posixpath
 import secrets
 from collections.abc import AsyncGenerator
@@ -23,6 +24,7 @@ from sandkeep.server.e2b.rpc import Message
 KEEP_ALIVE: Message = {"keepalive": {}}
 _ASIDE = ".sandkeep-"
 _MOST = 100_000
+_PATIENCE = 30.0
 _CREATE, _WRITE, _REMOVE, _RENAME, _CHMOD = (
     f"EVENT_TYPE_{word}" for word in ("CREATE", "WRITE", "REMOVE", "RENAME", "CHMOD")
 )
@@ -37,6 +39,9 @@ class Watch:
         self._recursive = bool(asked.get("recursive"))
         self._entry = bool(asked.get("includeEntry"))
         self._names: set[str] = set()
+        self._name = ""
+        self._marks: dict[int, asyncio.Event] = {}
+        self._count = itertools.count(1)
         self.begun = asyncio.Event()
 
     async def check(self) -> None:
@@ -44,7 +49,8 @@ class Watch:
         if entry["kind"] != "dir":
             raise RpcError("invalid_argument", f"path is not a directory: {self._path}")
 
-    async def events(self) -> AsyncGenerator[Message, None]:
+    async def events(self) -> AsyncGenerator[list[Message], None]:
+        """What belongs together is told together: a write's three words, say."""
         while True:
             try:
                 async with contextlib.aclosing(self._changes()) as changes:
@@ -53,18 +59,35 @@ class Watch:
             except SandboxDead:
                 await self._box.again()
 
-    async def _changes(self) -> AsyncGenerator[Message, None]:
-        fields = {"path": self._path, "recursive": self._recursive}
+    async def come_through(self) -> None:
+        """Until all that had happened in the sandbox has been told by `events`, which somebody else iterates."""
+        number, passed = next(self._count), asyncio.Event()
+        self._marks[number] = passed
+        try:
+            if (await self._box.link.call("watch_mark", name=self._name, mark=number))["watched"]:
+                await asyncio.wait_for(passed.wait(), _PATIENCE)
+        except (SandboxDead, TimeoutError):
+            return  # it is being saved or has gone; whoever iterates will hear of it
+        finally:
+            del self._marks[number]
+
+    async def _changes(self) -> AsyncGenerator[list[Message], None]:
+        self._name = secrets.token_hex(8)
+        fields = {"path": self._path, "recursive": self._recursive, "name": self._name}
         async with self._box.link.stream("file_watch", fields, timeout=None) as found:
             await found.first_json()
             listed = await self._box.link.call("file_list", path=self._path, depth=1000 if self._recursive else 1)
             self._names = {one["path"] for one in listed["entries"] if not _aside(one["path"])}
             self.begun.set()
             async for _, told in found:
+                if (number := told.get("mark")) is not None:
+                    if number in self._marks:
+                        self._marks[number].set()
+                    continue
                 if told.get("event") == "overflow":
                     raise RpcError("resource_exhausted", "more changed than could be told; list the folder")
-                for kind, path in self._told(told):
-                    yield await self._shown(kind, path)
+                if seen := self._told(told):
+                    yield await self._shown(seen)
 
     def _told(self, event: Message) -> list[tuple[str, str]]:
         path, before = event["path"], event.get("from")
@@ -87,14 +110,16 @@ class Watch:
         self._names.add(path)
         return told
 
-    async def _shown(self, kind: str, path: str) -> Message:
-        told: dict[str, Any] = {"name": posixpath.relpath(path, self._path), "type": kind}
-        if self._entry and kind not in (_REMOVE, _RENAME):
+    async def _shown(self, seen: list[tuple[str, str]]) -> list[Message]:
+        entries: dict[str, dict[str, Any]] = {}
+        for path in {path for kind, path in seen if self._entry and kind not in (_REMOVE, _RENAME)}:
             try:
-                told["entry"] = await self._box.stat(path)
+                entries[path] = {"entry": await self._box.stat(path)}
             except SandkeepError:  # gone again: the event is true all the same
-                pass
-        return told
+                entries[path] = {}
+        return [
+            {"name": posixpath.relpath(path, self._path), "type": kind, **entries.get(path, {})} for kind, path in seen
+        ]
 
 
 def _aside(path: str | None) -> bool:
@@ -111,9 +136,11 @@ async def watch_dir(box: Box, asked: Message, _: float | None) -> AsyncGenerator
         await asyncio.wait({pending, begun}, return_when=asyncio.FIRST_COMPLETED)
         if begun.done():
             yield {"start": {}}
-        yield {"filesystem": await pending}
-        async for event in events:
+        for event in await pending:
             yield {"filesystem": event}
+        async for together in events:
+            for event in together:
+                yield {"filesystem": event}
     finally:
         for task in (pending, begun):
             task.cancel()
@@ -142,7 +169,7 @@ class Watchers:
         return found
 
     async def events(self, box: Box, asked: Message) -> Message:
-        return {"events": self._find(box, asked).take()}
+        return {"events": await self._find(box, asked).take()}
 
     async def remove(self, box: Box, asked: Message) -> Message:
         await self._find(box, asked).stop()
@@ -173,13 +200,18 @@ class _Kept:
 
     async def _collect(self) -> None:
         async with contextlib.aclosing(self._watch.events()) as events:
-            async for event in events:
+            async for together in events:
                 if len(self._events) >= _MOST:
                     raise RpcError("resource_exhausted", f"nobody has asked for {_MOST} events")
-                self._events.append(event)
+                self._events += together
 
-    def take(self) -> list[Message]:
-        """What has happened since the last time; a watch that ended says why."""
+    async def take(self) -> list[Message]:
+        """All that has happened since the last time, up to now; a watch that ended says why."""
+        if not self._task.done():
+            passing = asyncio.ensure_future(self._watch.come_through())
+            await asyncio.wait({passing, self._task}, return_when=asyncio.FIRST_COMPLETED)
+            passing.cancel()
+            await asyncio.gather(passing, return_exceptions=True)
         if self._task.done() and not self._task.cancelled() and (error := self._task.exception()) is not None:
             if not isinstance(error, Gone):
                 raise error
