@@ -65,9 +65,18 @@ def sb(make: Make) -> Sandbox:
 @pytest.fixture
 def box(tmp_path: Path) -> Iterator[Box]:
     """The guest alone, as an ordinary process of this machine."""
-    run = tmp_path / "run"
-    run.mkdir()
-    with guest(run) as found:
+    dir = tmp_path / "run"
+    dir.mkdir()
+    with guest(dir) as found:
+        yield found
+
+
+@pytest.fixture
+def called(tmp_path: Path) -> Iterator[Box]:
+    """The same, one that can't be given a listener."""
+    dir = tmp_path / "run"
+    dir.mkdir()
+    with guest(dir, calls=True) as found:
         yield found
 
 

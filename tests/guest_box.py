@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sandkeep.runtime.link import Link, guest_source
+from sandkeep.runtime.link import Link, door, guest_source
+from sandkeep.runtime.process import find
 from waiting import PATIENCE as PATIENCE
 from waiting import until as until
 
@@ -27,7 +28,7 @@ class Done:
 
 @dataclass
 class Box:
-    run_dir: Path
+    dir: Path
     link: Link
     process: subprocess.Popen[bytes]
 
@@ -69,26 +70,42 @@ class Box:
 
 
 @contextmanager
-def guest(run_dir: Path, before: str = "") -> Iterator[Box]:
-    """`before` is Python that runs before the guest does."""
+def guest(dir: Path, before: str = "", calls: bool = False) -> Iterator[Box]:
+    """`before` is Python that runs before the guest does. `calls`: it is called and comes, else it listens."""
     start = (
         f"import sys; sys.path[:0] = [{str(guest_source().parent)!r}]\n{before}\nfrom guest.main import main; main()"
     )
+    given = door.make(dir, calls=calls)
+    (dir / "run/numbers").unlink()
+    os.link(dir / "numbers", dir / "run/numbers")  # a runtime would mount it
+    shown = os.open(dir / "run", os.O_PATH)
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", "-B", "-X", "utf8", "-c", start],
-        env={"SANDKEEP_RUN": str(run_dir)},
+        env={"SANDKEEP_RUN": f"/proc/self/fd/{shown}"},  # a socket's address is short
         cwd="/",
-        stdin=subprocess.DEVNULL,
+        stdin=given,
+        pass_fds=[shown],
     )
-    link = Link(run_dir)
+    os.close(given)
+    os.close(shown)
+    record(dir, process.pid)
+    link = Link(dir)
     try:
         link.ready(PATIENCE, lambda: process.poll() is None)
-        yield Box(run_dir, link, process)
+        yield Box(dir, link, process)
     finally:
         link.close()
         end_below(process.pid)
         process.kill()
         process.wait()
+
+
+def record(dir: Path, pid: int) -> None:
+    """As the runtime does: whose word counts as this sandbox's."""
+    (dir / "bundle").mkdir(exist_ok=True)
+    one = find(pid)
+    assert one is not None
+    (dir / "bundle/process").write_text(f"{one.pid} {one.started}")
 
 
 def end_below(pid: int) -> None:

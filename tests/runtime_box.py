@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 import uuid
 from dataclasses import replace
 from pathlib import Path
@@ -13,15 +11,16 @@ from typing import Any
 from sandkeep.runtime import cgroup
 from sandkeep.runtime.base import Base, resolve
 from sandkeep.runtime.driver import Driver
+from sandkeep.runtime.link import door
+from sandkeep.runtime.link._sync.io import Wire
 from sandkeep.runtime.plan import Plan
 from waiting import PATIENCE as PATIENCE
 from waiting import until as until
 
 STAND_IN = r"""
-import json, os, socket, subprocess, sys, threading, time
-run = "/.sandkeep/run"
-if os.path.exists(run + "/box.sock"):
-    os.unlink(run + "/box.sock")
+import json, os, socket, stat, subprocess, threading, time
+door = os.dup(0)
+os.dup2(os.open("/dev/null", os.O_RDWR), 0)
 state = {"ticks": 0}
 def tick():
     while True:
@@ -32,32 +31,31 @@ def reap():
     try:
         while os.waitpid(-1, os.WNOHANG)[0]: pass
     except ChildProcessError: pass
-while True:
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(run + "/box.sock")
-    listener.listen(8)
-    asleep = False
-    while not asleep:
-        peer, _ = listener.accept()
-        with peer, peer.makefile("rb") as lines:
-            asked = json.loads(lines.readline())
-            if "sh" in asked:
-                done = subprocess.run(["/bin/sh", "-c", asked["sh"]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                      stderr=subprocess.STDOUT, user=asked.get("user"), group=asked.get("user"),
-                                      extra_groups=[] if asked.get("user") else None)
-                told = {"code": done.returncode, "out": done.stdout.decode("utf-8", "surrogateescape")}
-            elif "sleep" in asked:
-                asleep = True
-                told = {}
-            else:
-                told = dict(state)
-            peer.sendall(json.dumps(told).encode() + b"\n")
-        reap()
-    listener.close()
-    os.unlink(run + "/box.sock")
-    while not os.path.exists(run + "/wake"):
-        time.sleep(0.01)
-    os.unlink(run + "/wake")
+def clients():
+    if stat.S_ISSOCK(os.fstat(door).st_mode):
+        listener = socket.socket(fileno=door)
+        listener.listen(8)
+        while True:
+            yield listener.accept()[0]
+    for line in open(door, closefd=False):
+        peer = socket.socket(socket.AF_UNIX)
+        try:
+            peer.connect("/.sandkeep/run/" + line.strip())
+        except OSError:
+            continue
+        yield peer
+for peer in clients():
+    with peer, peer.makefile("rb") as lines:
+        asked = json.loads(lines.readline())
+        if "sh" in asked:
+            done = subprocess.run(["/bin/sh", "-c", asked["sh"]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                  stderr=subprocess.STDOUT, user=asked.get("user"), group=asked.get("user"),
+                                  extra_groups=[] if asked.get("user") else None)
+            told = {"code": done.returncode, "out": done.stdout.decode("utf-8", "surrogateescape")}
+        else:
+            told = dict(state)
+        peer.sendall(json.dumps(told).encode() + b"\n")
+    reap()
 """
 
 
@@ -103,30 +101,27 @@ class Box:
         self.driver.stop(self.id, self.dir)
 
     def ask(self, **asked: Any) -> dict[str, Any]:
-        folder = os.open(self.dir / "run", os.O_PATH)
+        """Returns when process 1 has closed the connection."""
+        wire = until(self._connect, "the stand-in to come")
+        told = b""
         try:
-            peer = until(lambda: self._connect(folder), "the stand-in's socket")
+            wire.send(json.dumps(asked).encode() + b"\n")
+            while data := wire.receive(PATIENCE):
+                told += data
         finally:
-            os.close(folder)
-        with peer, peer.makefile("rb") as lines:
-            peer.sendall(json.dumps(asked).encode() + b"\n")
-            line = lines.readline()
-        if not line:
+            wire.close()
+        if not told:
             raise Gone((self.dir / "log/console").read_text())
-        told: dict[str, Any] = json.loads(line)
-        return told
+        found: dict[str, Any] = json.loads(told)
+        return found
 
-    def _connect(self, folder: int) -> socket.socket | None:
-        peer = socket.socket(socket.AF_UNIX)
-        peer.settimeout(PATIENCE)
+    def _connect(self) -> Wire | None:
         try:
-            peer.connect(f"/proc/self/fd/{folder}/box.sock")
-        except (FileNotFoundError, ConnectionRefusedError):
-            peer.close()
+            return Wire.connect(self.dir, PATIENCE)
+        except door.ABSENT:
             if not self.driver.alive(self.id, self.dir):
                 raise Gone((self.dir / "log/console").read_text()) from None
             return None
-        return peer
 
     def sh(self, code: str, user: int | None = None) -> str:
         """The output of shell code that must succeed."""

@@ -18,6 +18,7 @@ import pytest
 
 from guest_box import Box
 from sandkeep.errors import BadArgument, FileError, FileMissing, SandkeepError, Unsupported
+from sandkeep.runtime.link.door import listening
 from waiting import PATIENCE, until
 
 ODD = ["plain", "with space", "new\nline", "quote'\"", "é", os.fsdecode(b"\xff\xfe-bytes"), "-rf", "a" * 255]
@@ -231,9 +232,9 @@ def test_a_tunnel_carries_both_ways_with_half_close(box: Box) -> None:
 
 
 def raw(box: Box) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX)
+    sock = listening(box.dir)
+    assert sock is not None
     sock.settimeout(PATIENCE)
-    sock.connect(str(box.run_dir / "guest.sock"))
     return sock
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import struct
 import time
 import uuid
@@ -15,10 +14,17 @@ from pathlib import Path
 import pytest
 
 from guest_box import Box, children, gone
-from sandkeep.errors import BadArgument, FileMissing, ProcessNotFound
+from sandkeep.errors import BadArgument, FileMissing, ProcessNotFound, SandboxDead
+from sandkeep.runtime.link import Link, door
+from sandkeep.runtime.link.door import listening
 from waiting import PATIENCE, until
 
 MIB = 1 << 20
+
+
+def sockets(pid: int) -> list[str]:
+    held = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+    return [what for what in held if what.startswith("socket:")]
 
 
 def start(box: Box, **fields: object) -> int:
@@ -325,8 +331,8 @@ def test_while_held_nothing_new_begins(box: Box) -> None:
         assert facts["idle"] is True
         assert facts["shared_maps"] is False
         assert set(facts["session"]) == {"env", "cwd", "shell", "history", "user", "numbers"}
-        sock = socket.socket(socket.AF_UNIX)
-        sock.connect(str(box.run_dir / "guest.sock"))
+        sock = listening(box.dir)
+        assert sock is not None
         request = b'{"op":"run","code":"true"}'
         sock.sendall(struct.pack("!IB", len(request) + 1, 0) + request)
         assert box.link.call("history_list")["history"] == []
@@ -345,19 +351,26 @@ def test_while_held_nothing_new_begins(box: Box) -> None:
         assert [one["pid"] for one in facts["processes"] if one["running"]] == [pid]
 
 
-def test_sleep_lets_go_of_the_socket_and_wake_brings_it_back(box: Box) -> None:
+def test_asleep_it_has_no_connection_and_comes_when_it_is_woken(called: Box) -> None:
+    box = called
     box.text("x=1")
     box.link.call("secrets_set", secrets={"K": "secret-value"})
     box.text("copy=$K")
     pid = start(box, argv=["cat"])
-    facts = box.link.call("sleep")
-    assert facts["session"]["shell"]["variables"].keys() == {"x"}
-    until(lambda: not (box.run_dir / "guest.sock").exists(), "the socket is gone")
-    (box.run_dir / "wake").write_text("token-7")
-    box.link.close()
-    hello = box.link.ready(PATIENCE, lambda: True)
-    assert hello["wake"] == "token-7"
-    assert not (box.run_dir / "wake").exists()
+    other = Link(box.dir)
+    other.call("hello")
+    with box.link.stream("sleep", timeout=PATIENCE) as answer:
+        list(answer)
+        answer.end()
+    assert answer.result["session"]["shell"]["variables"].keys() == {"x"}
+    assert sockets(box.process.pid) == []
+    with pytest.raises(SandboxDead):
+        with other.stream("hello", timeout=0.2):
+            pass
+    door.wake(box.dir)
+    box.link.ready(PATIENCE, lambda: True)
+    assert other.call("hello")["version"] == 1
+    other.close()
     assert box.text("printf %s $x${K-}${copy-}") == "1"
     box.stdin(pid, b"still here")
     box.link.call("close_stdin", pid=pid)
@@ -372,7 +385,8 @@ def test_signals_and_shutdown(box: Box) -> None:
     box.link.call("shutdown")
     assert box.process.wait(PATIENCE) == 0
     until(lambda: gone(pid), "its children are gone")
-    assert not (box.run_dir / "guest.sock").exists()
+    with pytest.raises(SandboxDead):
+        box.link.call("hello")
 
 
 def test_usage_and_reseed(box: Box) -> None:

@@ -14,6 +14,7 @@ from conftest import Make
 from guest_box import Box, children, gone, guest, until
 from sandkeep import Limits
 from sandkeep.model import WORKSPACE
+from sandkeep.runtime.link import door
 
 
 def waiting(box: Box, **fields: object) -> int:
@@ -92,14 +93,16 @@ def test_it_does_not_outlive_what_it_began_with(box: Box, op: str, fields: dict[
     assert box.text("printf %s ${KEY-}") == ("new-secret" if op == "secrets_set" else "")
 
 
-def test_nothing_waits_while_the_guest_sleeps(box: Box) -> None:
+def test_nothing_waits_while_the_guest_sleeps(called: Box) -> None:
+    box = called
     box.link.call("secrets_set", secrets={"KEY": "hidden-secret"})
     pid = waiting(box)
-    box.link.call("sleep")
-    until(lambda: not (box.run_dir / "guest.sock").exists(), "the guest sleeps")
+    with box.link.stream("sleep", timeout=60) as answer:
+        list(answer)
+        answer.end()
     assert gone(pid)
     assert children(box.process.pid) == []
-    (box.run_dir / "wake").write_bytes(b"1")
+    door.wake(box.dir)
     box.link.ready(60, lambda: box.process.poll() is None)
     assert box.text("printf %s ${KEY-none}") == "none"
 

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from conftest import Make
+from guest_box import record
 from sandkeep import Limits, Sandbox
 from sandkeep.errors import GuestLied, SandboxDead, SandkeepError
 from sandkeep.model import WORKSPACE
-from sandkeep.runtime.link import Link
+from sandkeep.runtime.link import Link, door
 from waiting import until
 
 
@@ -99,10 +100,9 @@ def test_setuid_files_made_inside_mean_nothing_outside(sb: Sandbox) -> None:
 class Liar:
     """A stand-in for a guest that has been taken over: speaks the socket, not the truth."""
 
-    def __init__(self, run: Path, speech: bytes) -> None:
-        run.mkdir(parents=True)
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.bind(str(run / "guest.sock"))
+    def __init__(self, dir: Path, speech: bytes) -> None:
+        self._socket = socket.socket(fileno=door.make(dir, calls=False))
+        record(dir, os.getpid())
         self._socket.listen()
         self._speech = speech
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -142,8 +142,8 @@ class Liar:
     ],
 )
 def test_a_lying_guest_is_called_one(tmp_path: Path, speech: bytes, error: type[SandkeepError]) -> None:
-    liar = Liar(tmp_path / "run", speech)
-    link = Link(tmp_path / "run")
+    liar = Liar(tmp_path, speech)
+    link = Link(tmp_path)
     try:
         with pytest.raises(error):
             with link.stream("hello", timeout=60 if speech else 0.5) as events:

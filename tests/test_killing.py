@@ -64,7 +64,7 @@ def test_what_a_guest_does_to_its_folder_does_not_keep_it_alive(
     for trick in HOSTILE.values():
         sb = make(runtime=runtime)
         one = process_1(sb)
-        assert sb.commands.run(f"cd /.sandkeep/run && {trick}", user="root").exit_code == 0
+        sb.commands.run(f"cd /.sandkeep/run && {trick}", user="root")
         journal.begin(sb._held.folder, "pause", layer="ly_0")
         with deaf(monkeypatch):
             sb.kill()

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from guest_box import Box, guest
+from guest_box import Box, guest, record
 from sandkeep.errors import GuestLied, SandboxDead, SandkeepError
-from sandkeep.runtime.link import AsyncLink, Link
+from sandkeep.runtime.link import AsyncLink, Link, door
 from waiting import PATIENCE
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,8 +30,8 @@ def frame(kind: int, payload: bytes) -> bytes:
 @contextmanager
 def liar(folder: Path, says: bytes, then_hang_up: bool = True) -> Iterator[Link]:
     """A server that answers anything with these bytes."""
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(folder / "guest.sock"))
+    with socket.socket(fileno=door.make(folder, calls=False)) as listener:
+        record(folder, os.getpid())
         listener.listen()
         over = threading.Event()
 
@@ -82,7 +82,6 @@ def test_a_guest_that_hangs_up_stalls_or_is_not_there_is_dead(tmp_path: Path) ->
         Link(tmp_path).call("hello")
     with liar(tmp_path, frame(1, b"half")) as link, pytest.raises(SandboxDead):
         link.call("hello")
-    (tmp_path / "guest.sock").unlink()
     with liar(tmp_path, b"", then_hang_up=False) as link, pytest.raises(SandboxDead):
         with link.stream("hello", timeout=0.2) as events:
             next(events)
@@ -130,7 +129,7 @@ def test_a_forked_process_does_not_use_its_parents_connections(box: Box) -> None
         "for _ in range(200): assert link.call('hello')['boot'] == boot\n"
         "if pid: assert os.waitpid(pid, 0)[1] == 0\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(box.run_dir)], timeout=PATIENCE, capture_output=True)
+    done = subprocess.run([sys.executable, "-c", code, str(box.dir)], timeout=PATIENCE, capture_output=True)
     assert done.returncode == 0, done.stderr
 
 
@@ -152,7 +151,7 @@ def test_descriptors_above_1023_work(box: Box) -> None:
         "held = [os.open('/dev/null', os.O_RDONLY) for _ in range(1100)]\n"
         "link = Link(Path(sys.argv[1])); link.call('hello'); link.call('hello')\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(box.run_dir)], timeout=PATIENCE, capture_output=True)
+    done = subprocess.run([sys.executable, "-c", code, str(box.dir)], timeout=PATIENCE, capture_output=True)
     assert done.returncode == 0, done.stderr
 
 
@@ -166,7 +165,7 @@ async def async_run(link: AsyncLink, code: str, body: list[bytes] | None = None)
 
 
 def test_async_does_the_same_across_event_loops(box: Box) -> None:
-    link = AsyncLink(box.run_dir)
+    link = AsyncLink(box.dir)
 
     async def main() -> None:
         assert (await link.ready(PATIENCE, lambda: True))["version"] == 1
@@ -183,7 +182,7 @@ def test_async_does_the_same_across_event_loops(box: Box) -> None:
 
 
 def test_an_async_caller_that_is_cancelled_leaves_the_link_whole(box: Box) -> None:
-    link = AsyncLink(box.run_dir)
+    link = AsyncLink(box.dir)
 
     async def main() -> None:
         task = asyncio.create_task(async_run(link, "sleep 600"))

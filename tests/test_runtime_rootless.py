@@ -147,12 +147,9 @@ def test_memory_image(as_user: AsUser) -> None:
         """
 with Box(driver, home) as box:
     ticks = box.ask()["ticks"]
-    box.ask(sleep=True)
-    until(lambda: not (box.dir / "run/box.sock").exists(), "the socket to close")
     driver.checkpoint(box.id, box.dir, home / "image", leave_running=False)
     seen["ended"] = not driver.alive(box.id, box.dir)
     driver.restore(box.plan, home / "image")
-    (box.dir / "run/wake").touch()
     seen["on"] = box.ask()["ticks"] >= ticks
 """,
         "runsc",

@@ -14,6 +14,7 @@ SandkeepError
 ├── SandboxDead            SANDBOX_DEAD            the sandbox has ended, or its guest does not answer
 ├── SandboxPaused          SANDBOX_PAUSED
 ├── GuestLied              GUEST_PROTOCOL          the guest broke the protocol
+│   └── NotTheGuest        NOT_THE_GUEST           somebody else answers in its place; nothing was said to it
 ├── RuntimeFailed          RUNTIME_FAILED          the OCI runtime said no
 │   └── RuntimeMissing     RUNTIME_MISSING
 ├── LimitUnsupported       LIMIT_UNSUPPORTED       this host can't enforce what was asked
@@ -145,6 +146,10 @@ class SandboxPaused(SandkeepError):
 
 class GuestLied(SandkeepError):
     code = "GUEST_PROTOCOL"
+
+
+class NotTheGuest(GuestLied):
+    code = "NOT_THE_GUEST"
 
 
 class RuntimeFailed(SandkeepError):

@@ -26,7 +26,6 @@ def hello(guest: Guest, conn: Connection) -> Dict[str, Any]:
         "ok": True,
         "version": VERSION,
         "boot": guest.boot,
-        "wake": guest.wake_token,
         "pid": os.getpid(),
         "pid_namespace": _link("/proc/self/ns/pid"),
         "user": guest.session.person.name,
@@ -209,9 +208,11 @@ def hold(guest: Guest, conn: Connection) -> None:
 
 
 def sleep(guest: Guest, conn: Connection) -> None:
-    """Answer, then close every socket and forget the secrets, until the file "wake" appears."""
+    """Answer, then close every connection, this one last, and forget the secrets, until the host says `wake`."""
+    if not guest.can_sleep:
+        raise Problem(UNSUPPORTED, "this runtime's memory can't be saved: nobody could wake the guest")
     conn.finish({"ok": True, **facts(guest)})
-    guest.loop.later(0, guest.sleep)
+    guest.loop.later(0, lambda: guest.sleep(conn))
 
 
 def shutdown(guest: Guest, conn: Connection) -> None:

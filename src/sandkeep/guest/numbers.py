@@ -1,8 +1,10 @@
 """What processes are called outside. A number is one process's for as long as the sandbox lives, and is never given again.
 
 It is the pid, unless that has been a number before: a sandbox that wakes without its memory begins its pids anew. Then it is one
-that no pid can be. What was given is noted in the run folder, which outlives process 1, and goes with the session into whatever
-is made from this sandbox.
+that no pid can be. What was given is noted in a file of the host's, which outlives process 1, and goes with the session into
+whatever is made from this sandbox.
+
+The note is written in place: a bit for each pid, then the highest number that was none. No moment of it is wrong.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 PIDS = 1 << 22  # Linux gives no pid as high
 MOST = (1 << 31) - 1
-_LINES = 4096  # of the note, before it is written anew in short
+_PLACE = PIDS // 8  # of the highest number in the note
 
 
 class Numbers:
@@ -27,7 +29,7 @@ class Numbers:
         self._path = os.path.join(folder, "numbers")
         self._pids = bytearray()  # a bit for each pid that is or was a number
         self._own = PIDS  # the highest number that was no pid
-        self._lines = 0
+        self._behind = False  # the note does not have all
         self.read()
 
     def give(self, pid: int) -> int:
@@ -43,41 +45,36 @@ class Numbers:
 
     def take(self, number: int) -> None:
         """Given from now on, if it was not before. A disk that is full keeps nobody from starting what makes room on it."""
-        if self._note(number):
-            try:
-                self._append(number)
-            except OSError:
-                self._lines = _LINES  # the next one writes all
+        if not self._note(number):
+            return
+        if self._behind:
+            self._write()
+        elif number >= PIDS:
+            self._put(_PLACE, self._own.to_bytes(8, "little"))
+        else:
+            self._put(number // 8, bytes(self._pids[number // 8 : number // 8 + 1]))
 
     def saved(self) -> Dict[str, Any]:
         return {"pids": binascii.hexlify(zlib.compress(bytes(self._pids))).decode(), "own": self._own}
 
     def add(self, saved: Dict[str, Any]) -> None:
         """What another process 1 gave, or this one in a life that it does not remember."""
-        pids, own = _checked(saved)
-        self._merge(pids, own)
-        try:
-            self._write()
-        except OSError:
-            self._lines = _LINES
+        self._merge(*_checked(saved))
+        self._write()
 
     def read(self) -> None:
-        """What the note says has been given. A last line that was not written to its end is of a process that never began."""
+        """What the note says has been given; then it has all that is known here. Who writes to it inside confuses nobody but themselves."""
         try:
-            with open(self._path, encoding="ascii", errors="replace") as source:
-                *lines, torn = source.read().split("\n")
-        except FileNotFoundError:
+            fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
             return
-        for line in lines:
-            pids, _, own = line.partition(" ")
-            try:
-                if own:
-                    self._merge(*_checked({"pids": pids, "own": int(own)}))
-                else:
-                    self._note(int(pids))
-            except (ValueError, Problem):
-                continue  # somebody inside wrote it: they confuse nobody but themselves
-        self._lines = _LINES if torn else len(lines)
+        try:
+            found = os.pread(fd, _PLACE, 0).rstrip(b"\0")
+            own = int.from_bytes(os.pread(fd, 8, _PLACE), "little")
+        finally:
+            os.close(fd)
+        self._merge(found, own if own < MOST else PIDS)
+        self._write()
 
     def _given(self, pid: int) -> bool:
         place, bit = divmod(pid, 8)
@@ -101,23 +98,22 @@ class Numbers:
         self._pids[:] = both.to_bytes(max(len(pids), len(self._pids)), "little")
         self._own = max(self._own, own)
 
-    def _append(self, number: int) -> None:
-        if self._lines >= _LINES:
-            self._write()
-            return
-        fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(fd, b"%d\n" % number)
-        finally:
-            os.close(fd)
-        self._lines += 1
-
     def _write(self) -> None:
-        fresh = self._path + ".new"
-        with open(fresh, "w", encoding="ascii") as target:
-            target.write("{pids} {own}\n".format(**self.saved()))
-        os.rename(fresh, self._path)
-        self._lines = 1
+        self._behind = False
+        if self._pids:
+            self._put(0, bytes(self._pids))
+        if self._own > PIDS:
+            self._put(_PLACE, self._own.to_bytes(8, "little"))
+
+    def _put(self, place: int, data: bytes) -> None:
+        try:
+            fd = os.open(self._path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                self._behind |= os.pwrite(fd, data, place) != len(data)
+            finally:
+                os.close(fd)
+        except OSError:
+            self._behind = True
 
 
 def _checked(saved: Dict[str, Any]) -> Any:

@@ -55,6 +55,10 @@ class Connection:
     def full(self) -> bool:
         return len(self._out) >= HIGH
 
+    @property
+    def unsent(self) -> bool:
+        return bool(self._out) and not self.closed
+
     def send(self, kind: int, payload: bytes) -> None:
         self._send(frames.encode(kind, payload))
 

@@ -84,6 +84,15 @@ def groups(name: str) -> list[Path]:
     return [group for group in (place / name for place in places) if group.is_dir()]
 
 
+def holds(name: str, pid: int) -> bool:
+    """Whether the process is in one of the sandbox's groups."""
+    try:
+        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    except OSError:
+        return False
+    return any(name in line.split(":", 2)[2].split("/") for line in lines)
+
+
 def make(name: str, limits: Limits) -> list[Path]:
     """Make the groups with their limits; a process that writes 0 to each answered file has joined."""
     wanted = {controller: place for controller, place in controllers().items() if controller in _USED}

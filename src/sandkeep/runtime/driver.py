@@ -20,6 +20,7 @@ from sandkeep.errors import RuntimeFailed, RuntimeMissing, StoreFull, Unsupporte
 from sandkeep.model import Limits
 from sandkeep.runtime import cgroup, kernel, overlay, process, spec
 from sandkeep.runtime.elevate import elevated, id_map, is_root
+from sandkeep.runtime.link import door
 from sandkeep.runtime.plan import RUN, Plan
 from sandkeep.runtime.rotation import rotate
 
@@ -45,6 +46,7 @@ class Driver:
     own_limits: bool  # the runtime makes the control groups itself
     memory: bool  # can save and restore a running sandbox's memory
     can_rotate: bool  # can switch the root of a living sandbox
+    calls: bool  # process 1 can't be given a listener: it is called, and comes
     install: str
 
     def path(self) -> str:
@@ -64,7 +66,7 @@ class Driver:
 
     def _begin(self, plan: Plan, image: list[str]) -> None:
         self.path()
-        for folder in ("bundle", "root", "run", "runtime", "log"):
+        for folder in ("bundle", "root", "runtime", "log"):
             (plan.dir / folder).mkdir(parents=True, exist_ok=True)
         if self.alive(plan.id, plan.dir):
             raise RuntimeFailed(f"sandbox {plan.id} already runs")
@@ -120,14 +122,14 @@ class Driver:
 
     def kill(self, id: str, dir: Path) -> None:
         """Every process of it is told to end, whoever works on it. `stop` sees to it that it does."""
-        known = self._process(dir)
+        known = process.recorded(dir)
         if known is not None:
             known.kill(0)
         cgroup.kill(cgroup.name_of(id, dir))
 
     def stop(self, id: str, dir: Path) -> None:
         """Kill everything and remove what the runtime made. Safe to repeat, and for one that is half started."""
-        known, group = self._process(dir), cgroup.name_of(id, dir)
+        known, group = process.recorded(dir), cgroup.name_of(id, dir)
         _thaw_if_frozen(group)
         if known is None or not cgroup.groups(group):
             _kill_found(dir)
@@ -155,20 +157,13 @@ class Driver:
             )
 
     def alive(self, id: str, dir: Path) -> bool:
-        known = self._process(dir)
+        known = process.recorded(dir)
         return known is not None and known.alive()
 
     def pid(self, id: str, dir: Path) -> int | None:
         """Process 1 (for runsc: the sandbox's own kernel) as a pid of the host."""
-        known = self._process(dir)
+        known = process.recorded(dir)
         return known.pid if known is not None and known.alive() else None
-
-    def _process(self, dir: Path) -> process.Process | None:
-        try:
-            pid, started = process.short(f"{dir}/bundle/process").split()
-        except FileNotFoundError:
-            return None
-        return process.Process(int(pid), int(started))
 
     def rotate(self, plan: Plan) -> None:
         """Switch a living sandbox's root to the overlays of `plan`; only process 1 may hold files there."""
@@ -255,7 +250,7 @@ class Runsc(Driver):
             )
 
     def base_command(self, dir: Path, network: str) -> list[str]:
-        flags = ["--platform=systrap", "--ignore-cgroups", "--overlay2=none", "--file-access=shared", "--host-uds=all"]
+        flags = ["--platform=systrap", "--ignore-cgroups", "--overlay2=none", "--file-access=shared", "--host-uds=open"]
         return [self.path(), f"--root={dir / 'runtime'}", *flags, f"--network={network}"]
 
     def rotate(self, plan: Plan) -> None:
@@ -297,10 +292,15 @@ class Runsc(Driver):
         elevated(_run, [*self.base_command(dir, network), *words], str(dir))
 
 
-RUNC = Driver("runc", own_limits=True, memory=False, can_rotate=True, install="apt-get install runc")
-CRUN = Crun("crun", own_limits=False, memory=False, can_rotate=True, install="apt-get install crun")
+RUNC = Driver("runc", own_limits=True, memory=False, can_rotate=True, calls=False, install="apt-get install runc")
+CRUN = Crun("crun", own_limits=False, memory=False, can_rotate=True, calls=False, install="apt-get install crun")
 RUNSC = Runsc(
-    "runsc", own_limits=False, memory=True, can_rotate=False, install="install runsc (gVisor) of 2024 or newer"
+    "runsc",
+    own_limits=False,
+    memory=True,
+    can_rotate=False,
+    calls=True,
+    install="install runsc (gVisor) of 2024 or newer",
 )
 DRIVERS: dict[str, Driver] = {driver.name: driver for driver in (RUNC, CRUN, RUNSC)}
 
@@ -317,7 +317,11 @@ def _launch(driver: Driver, plan: Plan, image: list[str]) -> None:
         overlay.attach(overlay.build(plan), plan.dir / "root")
         os.chdir(_GROUPS if join else "/")
         driver.enter(plan.dir / "root")
-        _run([*join, *driver.command(plan, image)], str(plan.dir))
+        given = door.make(plan.dir, calls=driver.calls)
+        try:
+            _run([*join, *driver.command(plan, image)], str(plan.dir), given)
+        finally:
+            os.close(given)
 
     try:
         kernel.in_thread(launch)
@@ -330,12 +334,12 @@ def _launch(driver: Driver, plan: Plan, image: list[str]) -> None:
         ) from error
 
 
-def _run(argv: list[str], dir: str) -> None:
-    """Run a runtime's command to its end; what it and process 1 say goes to log/console."""
+def _run(argv: list[str], dir: str, given: int = subprocess.DEVNULL) -> None:
+    """Run a runtime's command to its end; what it and process 1 say goes to log/console. `given`: their standard input."""
     with open(Path(dir) / "log/console", "ab") as console:
         before = console.tell()
         child = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=console, stderr=console, env={"PATH": _PATH}, start_new_session=True
+            argv, stdin=given, stdout=console, stderr=console, env={"PATH": _PATH}, start_new_session=True
         )
         # Popen.wait with a time-out sleeps up to 50 ms too long.
         ended = process.wait(child.pid, _PATIENCE)

@@ -35,6 +35,15 @@ class Process:
             os.close(handle)
 
 
+def recorded(dir: Path) -> Process | None:
+    """Process 1 of the sandbox in this folder, as its start wrote it down; ended or not."""
+    try:
+        pid, started = short(f"{dir}/bundle/process").split()
+    except FileNotFoundError:
+        return None
+    return Process(int(pid), int(started))
+
+
 def wait(pid: int, patience: float) -> bool:
     """Whether the process ends in time; it is not reaped."""
     handle = os.pidfd_open(pid)
@@ -75,12 +84,20 @@ def short(path: str) -> bytes:
 
 def naming(argument: str) -> list[Process]:
     """The processes with this very argument, or with it after an `=`."""
+    return _whose("cmdline", lambda text: _has_word(text, argument))
+
+
+def names(pid: int, argument: str) -> bool:
+    """Whether this is one of them."""
+    try:
+        return _has_word(Path(f"/proc/{pid}/cmdline").read_bytes(), argument)
+    except OSError:
+        return False
+
+
+def _has_word(text: bytes, argument: str) -> bool:
     wanted = os.fsencode(argument)
-
-    def matches(text: bytes) -> bool:
-        return any(word == wanted or word.endswith(b"=" + wanted) for word in text.split(b"\0"))
-
-    return _whose("cmdline", matches)
+    return any(word == wanted or word.endswith(b"=" + wanted) for word in text.split(b"\0"))
 
 
 def seeing(host: Path, guest: str) -> list[Process]:

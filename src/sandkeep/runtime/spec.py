@@ -103,7 +103,8 @@ def _mounts(plan: Plan, facts: Facts) -> list[dict[str, Any]]:
         found.append(_mount("/sys", "sysfs", "sysfs", [*quiet, "ro"]))
     if facts.bind_tmp:
         found.append(_bind(plan.dir / "root/tmp", "/tmp", ["nosuid", "nodev", "rw"]))
-    found.append(_bind(plan.dir / "run", RUN, [*quiet, "rw"]))
+    found.append(_bind(plan.dir / "run", RUN, [*quiet, "ro"]))
+    found.append(_bind(plan.dir / "numbers", f"{RUN}/numbers", [*quiet, "rw"]))
     if plan.code is not None:
         found.append(_bind(plan.code, CODE, ["nosuid", "nodev", "ro"]))
     if plan.network == "host":

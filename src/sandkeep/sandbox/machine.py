@@ -31,7 +31,7 @@ class Machine:
         self.home = home
         self.id = id
         self.folder = home.sandbox(id)
-        self.link = Link(self.folder / "run")
+        self.link = Link(self.folder)
         self.store: Store | None = None
         self.given: dict[str, str] = {}  # secrets that this process gave; nowhere but in its memory
         self.report: RestoreReport | None = None  # of a fork: what did not come along
@@ -103,9 +103,6 @@ class Machine:
     def start(self, record: Record, session: dict[str, Any] | None, secrets: dict[str, str]) -> None:
         """Run process 1 on the record's stack and top and give it its session and secrets."""
         self.make_top(record.top)
-        (self.folder / "run").mkdir(exist_ok=True, mode=0o700)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.folder / "run" / "guest.sock")
         engine, plan = self.driver(record), self.plan(record, record.stack, record.top)
         try:
             engine.start(plan)

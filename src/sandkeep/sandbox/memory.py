@@ -1,6 +1,6 @@
 """A sandbox's memory: taken while everything stands still, and used to start one that goes on where it was.
 
-The guest lets go of its socket first (a socket of the host can't be saved) and binds it again when it sees `run/wake`.
+The guest closes its connections first (a socket of the host can't be saved) and takes new ones when it is told to wake.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from sandkeep.layers.pool import remove_later
 from sandkeep.runtime import image
 from sandkeep.runtime.driver import Driver
 from sandkeep.runtime.elevate import elevated
+from sandkeep.runtime.link import door
 from sandkeep.runtime.plan import Plan
 from sandkeep.sandbox import saving
 from sandkeep.sandbox.journal import step
-from sandkeep.sandbox.machine import READY_SECONDS, Machine, fresh_hostname, fresh_seed, wait_until
+from sandkeep.sandbox.machine import READY_SECONDS, Machine, fresh_hostname, fresh_seed
 from sandkeep.sandbox.record import Record
 from sandkeep.sandbox.saved import Saved
 from sandkeep.sandbox.saving import Taken
@@ -64,12 +65,8 @@ def drop(machine: Machine) -> None:
 def asleep(machine: Machine, record: Record, engine: Driver) -> Iterator[dict[str, Any]]:
     """The guest has let go of its socket and nothing moves; on leaving it is woken, unless it was stopped."""
     secrets = machine.secrets()
-    (machine.folder / "run/wake").unlink(missing_ok=True)
-    facts = machine.link.call("sleep")
-    machine.link.close()
     try:
-        if not wait_until(lambda: not (machine.folder / "run/guest.sock").exists(), READY_SECONDS):
-            raise SandboxDead("the guest does not let go of its socket", "kill the sandbox")
+        facts = _to_sleep(machine)
         step("pause: asleep")
         engine.suspend(machine.id, machine.folder)
         step("pause: suspended")
@@ -80,12 +77,21 @@ def asleep(machine: Machine, record: Record, engine: Driver) -> Iterator[dict[st
             wake(machine, engine, secrets)
 
 
+def _to_sleep(machine: Machine) -> dict[str, Any]:
+    """Returns when the guest has no connection open any more."""
+    with machine.link.stream("sleep", timeout=READY_SECONDS) as answer:
+        for _ in answer:
+            pass
+        answer.end()
+    machine.link.close()
+    return answer.result
+
+
 def wake(machine: Machine, engine: Driver, secrets: dict[str, str]) -> None:
-    """Also one that never slept: then nobody takes the file away, and it must not wake the next sleeper at once."""
-    call = machine.folder / "run" / "wake"
-    call.touch()
+    """Also one that never slept."""
+    with contextlib.suppress(*door.ABSENT):  # the next line says why nobody is there
+        door.wake(machine.folder)
     machine.link.ready(READY_SECONDS, lambda: engine.alive(machine.id, machine.folder))
-    call.unlink(missing_ok=True)
     if secrets:
         machine.link.call("secrets_set", secrets=secrets)
 
@@ -147,10 +153,6 @@ def plan(machine: Machine, record: Record, about: dict[str, Any]) -> Plan:
 def start(machine: Machine, record: Record, about: dict[str, Any], image: Path, secrets: dict[str, str]) -> None:
     """Run on the record's stack with an empty top, from an image. RuntimeFailed when the runtime won't."""
     engine = machine.driver(record)
-    run = machine.folder / "run"
-    run.mkdir(exist_ok=True, mode=0o700)
-    for name in ("guest.sock", "wake"):
-        (run / name).unlink(missing_ok=True)
     machine.make_top(record.top)
     record.hostname = about["hostname"]
     machine.link.close()

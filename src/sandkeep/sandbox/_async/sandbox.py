@@ -113,11 +113,10 @@ class AsyncSandbox:
         self._hold(machine)
 
     def _hold(self, machine: Machine) -> None:
-        run = machine.folder / "run"
         link = (
-            AsyncLink(run, machine.absent)
+            AsyncLink(machine.folder, machine.absent)
             if self._keeper is None
-            else AsyncWatchedLink(run, machine.absent, self._keeper.check)
+            else AsyncWatchedLink(machine.folder, machine.absent, self._keeper.check)
         )
         self._machine, self._link, self.id = machine, link, machine.id
         self.commands = AsyncCommands(link)

@@ -11,8 +11,8 @@ from sandkeep.runtime.link import AsyncLink
 
 
 class AsyncWatchedLink(AsyncLink):
-    def __init__(self, run: Path, absent: Callable[[], SandkeepError], check: Callable[[], None]) -> None:
-        super().__init__(run, absent)
+    def __init__(self, dir: Path, absent: Callable[[], SandkeepError], check: Callable[[], None]) -> None:
+        super().__init__(dir, absent)
         self._check = check
 
     def stream(self, *what: Any, **how: Any) -> Any:

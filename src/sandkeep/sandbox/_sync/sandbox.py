@@ -114,9 +114,10 @@ class Sandbox:
         self._hold(machine)
 
     def _hold(self, machine: Machine) -> None:
-        run = machine.folder / "run"
         link = (
-            Link(run, machine.absent) if self._keeper is None else WatchedLink(run, machine.absent, self._keeper.check)
+            Link(machine.folder, machine.absent)
+            if self._keeper is None
+            else WatchedLink(machine.folder, machine.absent, self._keeper.check)
         )
         self._machine, self._link, self.id = machine, link, machine.id
         self.commands = Commands(link)

@@ -12,8 +12,8 @@ from sandkeep.runtime.link import Link
 
 
 class WatchedLink(Link):
-    def __init__(self, run: Path, absent: Callable[[], SandkeepError], check: Callable[[], None]) -> None:
-        super().__init__(run, absent)
+    def __init__(self, dir: Path, absent: Callable[[], SandkeepError], check: Callable[[], None]) -> None:
+        super().__init__(dir, absent)
         self._check = check
 
     def stream(self, *what: Any, **how: Any) -> Any:

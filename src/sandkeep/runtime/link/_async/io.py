@@ -10,17 +10,10 @@ import socket
 from collections.abc import AsyncIterable, Iterable
 from pathlib import Path
 
-from sandkeep.runtime.link import protocol
+from sandkeep.runtime.link import door, protocol
 
 CHUNK = 256 << 10
 Body = Iterable[bytes] | AsyncIterable[bytes]
-
-
-class Socket(socket.socket):
-    """A connection that its link forgot ends with it, also where the collector comes to it before whoever holds it."""
-
-    def __del__(self) -> None:
-        self.close()
 
 
 class AsyncWire:
@@ -30,20 +23,14 @@ class AsyncWire:
         self._sender: asyncio.Task[None] | None = None
 
     @classmethod
-    async def connect(cls, run: Path) -> AsyncWire:
-        """To `guest.sock` in a folder whose path may be longer than a socket's address can be."""
-        sock = Socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    async def connect(cls, dir: Path, timeout: float | None) -> AsyncWire:
+        """To the guest of the sandbox in this folder. TimeoutError when it does not come in time."""
+        sock = door.listening(dir)
+        if sock is None:
+            with door.Call(dir) as call:
+                await _answered(call, timeout)
+                sock = call.accept()
         sock.setblocking(False)
-        folder = -1
-        try:
-            folder = os.open(run, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            await asyncio.get_running_loop().sock_connect(sock, f"/proc/self/fd/{folder}/guest.sock")
-        except BaseException:
-            sock.close()
-            raise
-        finally:
-            if folder >= 0:
-                os.close(folder)
         return cls(sock)
 
     @property
@@ -97,3 +84,23 @@ class AsyncWire:
 
 async def sleep(seconds: float) -> None:
     await asyncio.sleep(seconds)
+
+
+async def _answered(call: door.Call, timeout: float | None) -> None:
+    loop = asyncio.get_running_loop()
+    told: asyncio.Future[bool] = loop.create_future()
+
+    def tell(came: bool) -> None:
+        if not told.done():
+            told.set_result(came)
+
+    ends = {call.listener.fileno(): True, call.pipe: False}
+    for end, comes in ends.items():
+        loop.add_reader(end, tell, comes)
+    try:
+        async with asyncio.timeout(timeout):
+            if not await told:
+                raise ConnectionRefusedError
+    finally:
+        for end in ends:
+            loop.remove_reader(end)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from sandkeep.errors import GuestLied, SandboxDead, SandkeepError
-from sandkeep.runtime.link import protocol
+from sandkeep.runtime.link import door, protocol
 from sandkeep.runtime.link._async.io import AsyncWire, Body, sleep
 
 QUICK = 60.0
@@ -17,10 +17,10 @@ MOST_IDLE = 8
 
 
 class AsyncLink:
-    def __init__(self, run: Path, absent: Callable[[], SandkeepError] | None = None) -> None:
-        """`absent` says why nobody answers, for those who know more than a socket tells."""
+    def __init__(self, dir: Path, absent: Callable[[], SandkeepError] | None = None) -> None:
+        """To the guest of the sandbox in this folder. `absent` says why nobody answers, for those who know more than a socket tells."""
         self._absent = absent
-        self._run = run
+        self._dir = dir
         self._idle: list[AsyncWire] = []
 
     async def call(self, op: str, **fields: Any) -> dict[str, Any]:
@@ -86,14 +86,21 @@ class AsyncLink:
         except IndexError:  # none, or another thread was faster
             return None
 
-    async def acquire(self) -> AsyncWire:
+    async def acquire(self, timeout: float | None = QUICK) -> AsyncWire:
         while (idle := self._pop()) is not None:
             if not idle.stale:
                 return idle
             idle.close()
         try:
-            return await AsyncWire.connect(self._run)
-        except (FileNotFoundError, ConnectionRefusedError, ConnectionResetError, NotADirectoryError):
+            return await AsyncWire.connect(self._dir, QUICK if timeout is None else timeout)
+        except TimeoutError:
+            raise SandboxDead("the guest was called and did not come", "kill this sandbox, or wait") from None
+        except door.ABSENT:
+            if door.foreign(self._dir):
+                raise SandboxDead(
+                    "the sandbox was started by another version of Sandkeep, which alone can talk to it",
+                    "restore one of its snapshots or checkpoints, or kill it",
+                ) from None
             if self._absent is not None:
                 raise self._absent() from None
             raise SandboxDead("the sandbox does not answer: it has ended, is paused, or is being changed") from None
@@ -123,7 +130,7 @@ class AsyncExchange:
         self._done = False
 
     async def __aenter__(self) -> Self:
-        wire = self._wire = await self._link.acquire()
+        wire = self._wire = await self._link.acquire(self._timeout)
         try:
             await wire.send(protocol.request(self._op, self._fields))
             if self._body is not None:
@@ -186,6 +193,17 @@ class AsyncExchange:
             self._drop()
             raise
         return event
+
+    async def end(self) -> None:
+        """Wait until the guest has closed this connection after its answer."""
+        assert self._wire is not None
+        try:
+            if await self._wire.receive(self._timeout) or not self._reader.empty:
+                raise GuestLied(f"the guest went on after its answer to {self._op}", "kill this sandbox")
+        except TimeoutError:
+            raise SandboxDead("the guest does not let go of its connections", "kill this sandbox") from None
+        finally:
+            self._drop()
 
     def take_over(self) -> tuple[AsyncWire, bytes]:
         wire, self._wire = self._wire, None

@@ -9,17 +9,10 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from sandkeep.runtime.link import protocol
+from sandkeep.runtime.link import door, protocol
 
 CHUNK = 256 << 10
 Body = Iterable[bytes]
-
-
-class Socket(socket.socket):
-    """A connection that its link forgot ends with it, also where the collector comes to it before whoever holds it."""
-
-    def __del__(self) -> None:
-        self.close()
 
 
 class Wire:
@@ -31,19 +24,14 @@ class Wire:
         self._held = memoryview(b"")
 
     @classmethod
-    def connect(cls, run: Path) -> Wire:
-        """To `guest.sock` in a folder whose path may be longer than a socket's address can be."""
-        sock = Socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        folder = -1
-        try:
-            folder = os.open(run, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            sock.connect(f"/proc/self/fd/{folder}/guest.sock")
-        except BaseException:
-            sock.close()
-            raise
-        finally:
-            if folder >= 0:
-                os.close(folder)
+    def connect(cls, dir: Path, timeout: float | None) -> Wire:
+        """To the guest of the sandbox in this folder. TimeoutError when it does not come in time."""
+        sock = door.listening(dir)
+        if sock is None:
+            with door.Call(dir) as call:
+                _answered(call, timeout)
+                sock = call.accept()
+        sock.setblocking(True)
         return cls(sock)
 
     @property
@@ -118,3 +106,11 @@ def polled(wanted: dict[int, int], seconds: float | None) -> dict[int, int]:
 
 def sleep(seconds: float) -> None:
     time.sleep(seconds)
+
+
+def _answered(call: door.Call, timeout: float | None) -> None:
+    told = polled({call.listener.fileno(): select.POLLIN, call.pipe: 0}, timeout)
+    if not told:
+        raise TimeoutError
+    if call.listener.fileno() not in told:
+        raise ConnectionRefusedError

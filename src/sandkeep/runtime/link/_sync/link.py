@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from sandkeep.errors import GuestLied, SandboxDead, SandkeepError
-from sandkeep.runtime.link import protocol
+from sandkeep.runtime.link import door, protocol
 from sandkeep.runtime.link._sync.io import Body, Wire, sleep
 
 QUICK = 60.0
@@ -18,10 +18,10 @@ MOST_IDLE = 8
 
 
 class Link:
-    def __init__(self, run: Path, absent: Callable[[], SandkeepError] | None = None) -> None:
-        """`absent` says why nobody answers, for those who know more than a socket tells."""
+    def __init__(self, dir: Path, absent: Callable[[], SandkeepError] | None = None) -> None:
+        """To the guest of the sandbox in this folder. `absent` says why nobody answers, for those who know more than a socket tells."""
         self._absent = absent
-        self._run = run
+        self._dir = dir
         self._idle: list[Wire] = []
 
     def call(self, op: str, **fields: Any) -> dict[str, Any]:
@@ -87,14 +87,21 @@ class Link:
         except IndexError:  # none, or another thread was faster
             return None
 
-    def acquire(self) -> Wire:
+    def acquire(self, timeout: float | None = QUICK) -> Wire:
         while (idle := self._pop()) is not None:
             if not idle.stale:
                 return idle
             idle.close()
         try:
-            return Wire.connect(self._run)
-        except (FileNotFoundError, ConnectionRefusedError, ConnectionResetError, NotADirectoryError):
+            return Wire.connect(self._dir, QUICK if timeout is None else timeout)
+        except TimeoutError:
+            raise SandboxDead("the guest was called and did not come", "kill this sandbox, or wait") from None
+        except door.ABSENT:
+            if door.foreign(self._dir):
+                raise SandboxDead(
+                    "the sandbox was started by another version of Sandkeep, which alone can talk to it",
+                    "restore one of its snapshots or checkpoints, or kill it",
+                ) from None
             if self._absent is not None:
                 raise self._absent() from None
             raise SandboxDead("the sandbox does not answer: it has ended, is paused, or is being changed") from None
@@ -122,7 +129,7 @@ class Exchange:
         self._done = False
 
     def __enter__(self) -> Self:
-        wire = self._wire = self._link.acquire()
+        wire = self._wire = self._link.acquire(self._timeout)
         try:
             wire.send(protocol.request(self._op, self._fields))
             if self._body is not None:
@@ -185,6 +192,17 @@ class Exchange:
             self._drop()
             raise
         return event
+
+    def end(self) -> None:
+        """Wait until the guest has closed this connection after its answer."""
+        assert self._wire is not None
+        try:
+            if self._wire.receive(self._timeout) or not self._reader.empty:
+                raise GuestLied(f"the guest went on after its answer to {self._op}", "kill this sandbox")
+        except TimeoutError:
+            raise SandboxDead("the guest does not let go of its connections", "kill this sandbox") from None
+        finally:
+            self._drop()
 
     def take_over(self) -> tuple[Wire, bytes]:
         wire, self._wire = self._wire, None
