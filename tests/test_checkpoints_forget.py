@@ -424,3 +424,41 @@ def test_death_anywhere_in_a_forget_or_its_undoing(root: Path, kind: str) -> Non
         if not faulty.dead:
             break
     assert 5 < step < 99
+
+
+def test_what_was_deleted_by_hand_is_missed(root: Path, store: Store) -> None:
+    """Where something still tells of it; a leaf without a name leaves no trace."""
+    parent, child, named, leaf = (
+        *tagged(root, store, None, None),
+        *tagged(root, store, None),
+        *tagged(root, store, None),
+    )
+    store.name("mine", named)
+    assert store.verify() == []
+    for one in (parent, named, leaf):
+        (root / "store" / record_name("checkpoints", one)).unlink()
+    with Store(root / "store", home=root / "fresh") as fresh:
+        for here in (store, fresh):
+            found = {damage.object: damage.checkpoints for damage in here.verify()}
+            assert found == {record_name("checkpoints", one): [one] for one in (parent, named)}
+    store.unname("mine")
+    assert [gone.info for gone in store.forget([parent]).forgotten] == [None]
+    assert store.verify() == []
+    with pytest.raises(CheckpointNotFound):
+        store.forget([leaf])
+    assert [info.id for info in store.checkpoints()] == [child]
+
+
+def test_a_parent_that_never_was_here_is_not_missed(root: Path, store: Store) -> None:
+    parent, child = tagged(root, store, None, None)
+    store.export(child, root / "file")
+    with Store(root / "other", home=root / "elsewhere") as other:
+        other.import_(root / "file")
+        put(root, other, {"f": b"2"}, parent_id=child)
+        assert other.verify() == []
+        store.export(parent, root / "file2")
+        other.import_(root / "file2")
+        other.forget([parent, child])
+        assert other.verify() == []
+        other.unforget(parent)
+        assert other.verify() == []

@@ -344,6 +344,21 @@ def test_what_a_checkpoint_left_out_is_not_in_what_is_had_from_it(world: World) 
     assert [info.name for info in one.store.ls(kept)] == []
 
 
+def test_the_parent_stayed_in_another_store(world: World) -> None:
+    one, two = world.places
+    line(world, 1)
+    with Store(world.root / "other", home=one.home.path) as other:
+        keeping.choose_store(one.sandboxes[0], other)
+        one.store.close()
+        one.store = other
+        child = one.keep(one.sandboxes[0], random.Random(1))
+        assert other.get(child).parent_id is not None
+        assert other.verify() == []
+        two.store.close()
+        two.store = other
+        assert two.shows(two.stack_of(child), child)
+
+
 def test_where_a_store_is_is_remembered_and_its_keys_are_not(world: World) -> None:
     one, _ = world.places
     keys = {"access_key": "AKIDEXAMPLE", "secret_key": "wJalrXUtnFEMI"}

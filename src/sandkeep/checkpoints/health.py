@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from sandkeep.checkpoints import nodes, records
 from sandkeep.checkpoints.capture import load_record
+from sandkeep.checkpoints.lost import lost
 from sandkeep.checkpoints.nodes import DIR, FILE, INLINE, Entry
 from sandkeep.errors import CheckpointNotFound, Corrupt, NotFound
 from sandkeep.store.format import record_name
@@ -30,6 +31,7 @@ def verify(
     seen = len(check.damages)
     checkpoints = list(repo.list_records(records.KIND, full=True))
     repo.refresh()  # after the listing: what a listed checkpoint needs was in the store's index before it
+    parents: dict[str, str | None] = dict.fromkeys(checkpoints)
     for checkpoint in checkpoints:
         try:
             record = load_record(repo, checkpoint)
@@ -38,12 +40,16 @@ def verify(
         except Corrupt as error:
             found = {check.add(record_name(records.KIND, checkpoint), error.message)}
         else:
+            parents[checkpoint] = record.parent_id
             loose = [blob for blob in (record.session, record.volatile, record.links, record.left_out) if blob]
             found = check.blobs(loose)
             for root in (record.root, *record.attachments.values()):
                 found |= check.tree(root)
         for number in found if _is_there(repo, checkpoint) else ():
             check.damages[number].checkpoints.append(checkpoint)
+    for checkpoint in lost(repo, parents):
+        number = check.add(record_name(records.KIND, checkpoint), "it is missing: it was deleted, and not by forget")
+        check.damages[number].checkpoints.append(checkpoint)
     return [damage for number, damage in enumerate(check.damages) if number < seen or damage.checkpoints]
 
 

@@ -16,6 +16,7 @@ import msgpack
 from sandkeep.checkpoints import records, undoing
 from sandkeep.checkpoints.capture import load_record
 from sandkeep.checkpoints.lineage import ancestor
+from sandkeep.checkpoints.lost import lost
 from sandkeep.checkpoints.needs import needed
 from sandkeep.checkpoints.nodes import describes
 from sandkeep.checkpoints.records import Record
@@ -136,6 +137,9 @@ def newest(repo: Repository, known: Mapping[str, Record | None]) -> frozenset[st
 
 def forget_these(repo: Repository, keep: Keep, going: Sequence[str], dry_run: bool) -> ForgetReport:
     known = _records(repo)
+    if set(going).difference(known):  # one that was deleted by hand may be forgotten: then it is missed no more
+        parents = {checkpoint: record.parent_id if record else None for checkpoint, record in known.items()}
+        known |= dict.fromkeys(set(going).intersection(lost(repo, parents)))
     for checkpoint in going:
         if checkpoint not in known:
             raise CheckpointNotFound(f"no checkpoint {checkpoint}", "list the store's checkpoints")

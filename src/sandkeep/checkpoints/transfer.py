@@ -19,6 +19,7 @@ import zstandard
 
 from sandkeep.checkpoints import records
 from sandkeep.checkpoints.capture import load_record
+from sandkeep.checkpoints.lost import note_parent
 from sandkeep.checkpoints.merge import Progress
 from sandkeep.checkpoints.needs import needed
 from sandkeep.checkpoints.nodes import chunk_count
@@ -131,6 +132,7 @@ def import_checkpoint(repo: Repository, file: BinaryIO, progress: Progress | Non
         try:
             there = repo.get_record(records.KIND, checkpoint)
         except NotFound:
+            note_parent(repo, record.parent_id)
             writer.publish(records.KIND, checkpoint, record.pack())
             return checkpoint
     if there != record.pack():

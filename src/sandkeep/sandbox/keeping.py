@@ -18,6 +18,7 @@ from sandkeep.checkpoints.base import Base as Below
 from sandkeep.checkpoints.capture import Source
 from sandkeep.checkpoints.catalog import Store
 from sandkeep.checkpoints.filters import Filter
+from sandkeep.checkpoints.lost import note_parent
 from sandkeep.checkpoints.merge import Progress
 from sandkeep.checkpoints.records import check_words
 from sandkeep.checkpoints.remote import capture_here, unpack_here
@@ -54,6 +55,8 @@ def choose_store(machine: Machine, store: StoreLike) -> None:
         return
     machine.store = as_store(machine.home, store)
     with machine.held() as record:
+        if record.parent is not None and (record.store, record.store_options) != address(machine.store):
+            note_parent(machine.store.repo, record.parent)
         record.store, record.store_options = address(machine.store)
         record.save(machine.folder)
 
