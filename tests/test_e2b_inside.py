@@ -21,6 +21,7 @@ from serving import PATIENCE, Served, serving, until
 from test_server_ports import INSIDE
 
 pytest_plugins = ["serving"]
+BOOT = "cat /proc/sys/kernel/random/boot_id"
 TRAFFIC = "E2B-Traffic-Access-Token"
 
 
@@ -103,6 +104,23 @@ def test_where_files_have_no_attributes_it_is_said(tmp_path: Path) -> None:
         assert "metadata" in refused.json()["message"]
         assert box.get("/files", params={"path": "labelled"}).status_code == 404
         assert write(box, "labelled").status_code == 200
+
+
+def test_a_pause_of_files_only_is_a_boot(client: Client) -> None:
+    made = client.create(timeout=900)
+    box, path = client.box(made), f"/sandboxes/{made['sandboxID']}"
+    first = output(box, BOOT)
+    assert client.control.post(f"{path}/snapshots", json={}).status_code == 201
+    assert client.control.post(f"{path}/connect", json={}).status_code == 200
+    assert output(box, BOOT) == first, "it went on"
+    assert client.control.post(f"{path}/pause", json={"memory": False}).status_code == 204
+    assert client.control.post(f"{path}/connect", json={}).status_code == 201
+    second = output(box, BOOT)
+    twin = client.create(templateID=client.control.post(f"{path}/snapshots", json={}).json()["snapshotID"], timeout=900)
+    assert len({first, second, output(client.box(twin), BOOT), Path(BOOT.split()[1]).read_text()}) == 4
+    assert output(box, BOOT) == second
+    for one in (made, twin):
+        assert client.control.delete(f"/sandboxes/{one['sandboxID']}").status_code == 204
 
 
 def test_no_space_left(client: Client, made: dict[str, Any]) -> None:

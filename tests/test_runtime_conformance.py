@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import tarfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -184,6 +185,30 @@ def test_dev_and_proc_are_fresh(box: Box) -> None:
     assert box.fails("echo 1 > /proc/sys/kernel/panic")
     assert box.fails("echo b > /proc/sysrq-trigger")
     assert box.fails("touch /sys/kernel/x")
+
+
+BOOT = "/proc/sys/kernel/random/boot_id"
+
+
+def test_each_start_has_a_boot_id_of_its_own(driver: Driver, home: Path) -> None:
+    seen = {Path(BOOT).read_text().strip()}
+    box = Box(driver, home)
+    for _ in range(2):
+        with box:
+            told = box.sh(f"cat {BOOT}; cat {BOOT}").split()
+            seen.add(told[0])
+            assert told == [str(uuid.UUID(told[0]))] * 2
+    assert len(seen) == 3
+    assert left_behind(box) == []
+
+
+@pytest.mark.parametrize(
+    "attack", ["echo 1 > {}", "chmod 666 {}", "rm {}", "umount {}", "mount -o remount,rw,bind {}", "mv {} /tmp/x"]
+)
+def test_nobody_inside_changes_the_boot_id(box: Box, attack: str) -> None:
+    before = box.sh(f"cat {BOOT}")
+    box.fails(attack.format(BOOT))
+    assert box.sh(f"cat {BOOT}") == before
 
 
 def test_capabilities_are_few(box: Box) -> None:

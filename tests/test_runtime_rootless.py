@@ -26,6 +26,7 @@ from sandkeep.runtime.driver import DRIVERS
 from sandkeep.runtime.elevate import elevated, id_map
 home = Path(os.environ["HOME"]) / "home"
 seen = {}
+BOOT = "/proc/sys/kernel/random/boot_id"
 try:
     driver = DRIVERS[sys.argv[1]] if len(sys.argv) > 1 else None
 """
@@ -64,6 +65,7 @@ def test_life(as_user: AsUser, runtime: str) -> None:
 box = Box(driver, home, hostname="mine")
 with box:
     seen["ids"] = id_map()
+    boots = {Path(BOOT).read_text().strip(), box.sh(f"cat {BOOT}")}
     seen["whoami"] = box.sh("id -un; hostname").split()
     seen["lo"] = box.sh("tail -n +3 /proc/net/dev | cut -d: -f1").split()
     seen["user"] = box.sh("id -un; echo a > /home/user/workspace/a; stat -c %U /home/user/workspace/a", user=1000).split()
@@ -80,6 +82,7 @@ with box:
     except Unsupported as error:
         seen["freeze"] = error.code
 with box:
+    seen["boots"] = len({*boots, box.sh(f"cat {BOOT}")})
     seen["again"] = box.sh("cat /usr/b /home/user/workspace/a; ls /usr/bin/false 2>&1 | grep -c such").split()
 seen["dead"] = not driver.alive(box.id, box.dir)
 seen["left"] = [one.pid for one in process.naming(str(box.dir / "runtime")) + process.seeing(box.dir / "run", "/.sandkeep/run")]
@@ -94,6 +97,7 @@ seen["state"] = (box.dir / "runtime").exists()
     assert seen.pop("secret") != 0
     assert seen == {
         "ids": "many",
+        "boots": 3,
         "whoami": ["root", "mine"],
         "lo": ["lo"],
         "user": ["user", "user"],

@@ -35,7 +35,7 @@ def flags(box: Box) -> dict[str, tuple[str, ...]]:
 def test_twenty_rotations_each_write_into_their_own_top(driver: Driver, tmp_path: Path) -> None:
     with Box(driver, tmp_path) as box:
         box.sh("echo 0 > /root/at-0; echo 0 > /usr/at-0; echo 0 > /tmp/same")
-        shape = flags(box)
+        shape, boot = flags(box), box.sh("cat /proc/sys/kernel/random/boot_id")
         tops = [box.plan.upper]
         for number in range(1, 21):
             frozen = files(tops[-1])
@@ -45,6 +45,7 @@ def test_twenty_rotations_each_write_into_their_own_top(driver: Driver, tmp_path
             assert files(tops[-1]) == {f"root/at-{number}", f"usr/at-{number}", "tmp/same"}
             assert files(tops[-2]) == frozen
         assert flags(box) == shape
+        assert box.sh("cat /proc/sys/kernel/random/boot_id") == boot
         assert box.sh("cat /tmp/same; ls /root /usr | grep -c at-").split() == ["20", "42"]
         for number, top in enumerate(tops):
             assert (top / "tmp/same").read_text() == f"{number}\n"

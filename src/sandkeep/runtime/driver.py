@@ -18,7 +18,7 @@ from typing import Literal
 
 from sandkeep.errors import RuntimeFailed, RuntimeMissing, StoreFull, Unsupported, disk_full, refused
 from sandkeep.model import Limits
-from sandkeep.runtime import cgroup, kernel, overlay, process, spec
+from sandkeep.runtime import bootid, cgroup, kernel, overlay, process, spec
 from sandkeep.runtime.elevate import elevated, id_map, is_root
 from sandkeep.runtime.link import door
 from sandkeep.runtime.plan import RUN, Plan
@@ -73,10 +73,6 @@ class Driver:
         (plan.dir / "bundle/config.json").write_text(json.dumps(spec.bundle(plan, self.facts())))
         try:
             elevated(_launch, self, plan, image)
-            try:
-                self.settle(plan.dir)
-            except FileNotFoundError as error:
-                raise self._ended(plan.id, plan.dir) from error
             self._record(plan.id, plan.dir)
         except BaseException:
             self.stop(plan.id, plan.dir)
@@ -93,19 +89,20 @@ class Driver:
         )
 
     def settle(self, dir: Path) -> None:
-        """Called when process 1 runs, before the sandbox counts as started."""
+        """Called in the launching thread when process 1 runs, before the sandbox counts as started."""
+        bootid.show(dir, int((dir / "runtime/pid").read_text()))
 
     def _record(self, id: str, dir: Path) -> None:
         pid = int((dir / "runtime/pid").read_text())
         one = process.find(pid)
         if one is None or not one.alive():
-            raise self._ended(id, dir)
+            raise self.ended(id, dir)
         fresh = dir / "bundle/process.new"
         fresh.write_text(f"{one.pid} {one.started}")
         fresh.rename(dir / "bundle/process")
 
     @staticmethod
-    def _ended(id: str, dir: Path) -> RuntimeFailed:
+    def ended(id: str, dir: Path) -> RuntimeFailed:
         return RuntimeFailed(f"process 1 of sandbox {id} ended at once: {tail(dir)}", "run `sandkeep doctor`")
 
     def command(self, plan: Plan, image: list[str]) -> list[str]:
@@ -229,9 +226,10 @@ class Crun(Driver):
 
     def settle(self, dir: Path) -> None:
         """crun forgets the root's `nodev`. In a user namespace the kernel itself holds devices back."""
-        if is_root():
-            pid = int((dir / "runtime/pid").read_text())
-            kernel.in_thread(lambda: kernel.remount_root(pid, kernel.MS_NODEV))
+        real_root = not kernel.in_user_namespace()
+        super().settle(dir)
+        if real_root:
+            kernel.mount("none", "/", None, kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_NODEV)
 
     def base_command(self, dir: Path, network: str) -> list[str]:
         return [*super().base_command(dir, network), "--cgroup-manager", "disabled"]
@@ -252,6 +250,9 @@ class Runsc(Driver):
     def base_command(self, dir: Path, network: str) -> list[str]:
         flags = ["--platform=systrap", "--ignore-cgroups", "--overlay2=none", "--file-access=shared", "--host-uds=open"]
         return [self.path(), f"--root={dir / 'runtime'}", *flags, f"--network={network}"]
+
+    def settle(self, dir: Path) -> None:
+        """gVisor's kernel boots for itself."""
 
     def rotate(self, plan: Plan) -> None:
         raise Unsupported("runsc can't switch the root of a running sandbox", "copy what changed, or start it anew")
@@ -322,9 +323,15 @@ def _launch(driver: Driver, plan: Plan, image: list[str]) -> None:
             _run([*join, *driver.command(plan, image)], str(plan.dir), given)
         finally:
             os.close(given)
+        try:
+            driver.settle(plan.dir)
+        except FileNotFoundError:
+            raise ProcessLookupError from None  # and not here, where the host's files may not be seen any more
 
     try:
         kernel.in_thread(launch)
+    except ProcessLookupError as error:
+        raise driver.ended(plan.id, plan.dir) from error
     except OSError as error:
         if disk_full(error):
             raise refused(error) from error

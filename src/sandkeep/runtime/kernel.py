@@ -16,7 +16,10 @@ CLONE_FS = 0x00000200
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUSER = 0x10000000
 
+MS_RDONLY = 1
+MS_NOSUID = 2
 MS_NODEV = 4
+MS_NOEXEC = 8
 MS_REMOUNT = 32
 MS_BIND = 4096
 MS_REC = 16384
@@ -181,15 +184,14 @@ def private_mounts() -> None:
     mount("none", "/", None, MS_REC | MS_PRIVATE)
 
 
-def remount_root(pid: int, flags: int) -> None:
-    """Set the mount flags of the root that process `pid` sees; the calling thread stays in that mount namespace."""
+def enter_mounts(pid: int) -> None:
+    """The mount namespace of process `pid`, for the calling thread."""
     namespace = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     try:
         unshare(CLONE_FS)
         setns(namespace, CLONE_NEWNS)
     finally:
         os.close(namespace)
-    mount("none", "/", None, MS_REMOUNT | MS_BIND | flags)
 
 
 def in_user_namespace() -> bool:

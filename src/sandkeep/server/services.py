@@ -7,7 +7,7 @@ waits in the loop and not in threads.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeVar
@@ -267,10 +267,10 @@ class Services:
         verb = pausing.fork if memory else lifecycle.fork
         return dict(zip(ids, await blocking(verb, machine, len(ids), held), strict=True))
 
-    async def alone(self, id: str, work: Awaitable[T]) -> T:
+    async def alone(self, id: str, work: Callable[[], Awaitable[T]]) -> T:
         """Work that changes one sandbox, when its turn comes."""
         async with self._turn(id):
-            return await work
+            return await work()
 
     # save points
 

@@ -164,7 +164,7 @@ class Life:
 
     async def still(self, id: str) -> AsyncSandbox:
         """After its guest hung up: the sandbox again, once whatever was done to it is done; `Gone` if it no longer runs."""
-        await self.services.alone(id, asyncio.sleep(0))
+        await self.services.alone(id, lambda: asyncio.sleep(0))
         sandbox = await self.running_now(id)
         try:
             await sandbox._link.call("hello")

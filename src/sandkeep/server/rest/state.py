@@ -29,7 +29,7 @@ async def export(caller: Caller, services: Use, id: str) -> Response:
 async def _export(services: Services, caller: Scope, id: str) -> AsyncGenerator[bytes, None]:
     async with services.use(caller, id) as sandbox:
         with tempfile.TemporaryFile(dir=services.settings.home) as file:
-            await services.alone(id, sandbox.export_state(file))
+            await services.alone(id, lambda: sandbox.export_state(file))
             file.seek(0)
             while piece := await blocking(file.read, _PIECE):
                 yield piece
@@ -44,6 +44,6 @@ async def import_(caller: Caller, services: Use, id: str, request: Request) -> d
                 await blocking(file.write, piece)
             file.seek(0)
             try:
-                return dict(shown(await services.alone(id, sandbox.import_state(file))))
+                return dict(shown(await services.alone(id, lambda: sandbox.import_state(file))))
             except Corrupt as error:
                 raise Damaged(error.message, error.remedy, **error.details) from error
