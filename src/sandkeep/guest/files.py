@@ -7,7 +7,7 @@ import errno
 import os
 import stat as st
 
-from . import frames
+from . import frames, moving
 from .jobs import outcome
 from .people import Acting
 from .problems import BAD_ARGUMENT, UNSUPPORTED, Problem, file_problem
@@ -142,7 +142,9 @@ def _give(where: Union[str, int], owner: Person) -> None:
         os.chown(where, owner.uid, owner.gid)
 
 
-def move(guest: Guest, conn: Connection, path: str, to: str, overwrite: bool, user: Who) -> Dict[str, Any]:
+def move(
+    guest: Guest, conn: Connection, path: str, to: str, overwrite: bool, user: Who
+) -> Union[Dict[str, Any], Steps]:
     path, to = guest.session.resolve(path), guest.session.resolve(to)
     with _rights(guest, user):
         if not overwrite and os.path.lexists(to):
@@ -151,6 +153,10 @@ def move(guest: Guest, conn: Connection, path: str, to: str, overwrite: bool, us
             os.rename(path, to)
         except FileNotFoundError as error:
             raise file_problem(error, path if not os.path.lexists(path) else to)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            return moving.move(guest, conn, path, to, None if user is None else guest.session.choose(user))
     return {"ok": True}
 
 
@@ -293,6 +299,7 @@ class Write(Task):
             except OSError as error:
                 raise file_problem(error, self._path)
             self._aside = aside
+            self._guest.asides.add(aside)
             try:
                 _set_attributes(self._fd, self._path, xattrs)
                 if old is not None and (old.st_uid, old.st_gid) != (os.geteuid(), os.getegid()) and os.geteuid() == 0:
@@ -348,6 +355,7 @@ class Write(Task):
                     os.rename(self._aside, self._path)
                 except OSError as error:
                     raise file_problem(error, self._path)
+            self._guest.asides.discard(self._aside)
             self._aside = None
         return {"ok": True, "size": self._size, "entry": info(self._path, os.fstat(self._fd))}
 
@@ -357,6 +365,7 @@ class Write(Task):
             self._fd = -1
         if self._aside is not None:
             os.unlink(self._aside)
+            self._guest.asides.discard(self._aside)
             self._aside = None
 
 

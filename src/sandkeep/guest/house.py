@@ -200,6 +200,7 @@ def facts(guest: Guest) -> Dict[str, Any]:
         "processes": guest.table.describe(),
         "idle": not proc.others() and not guest.file_tasks(),
         "shared_maps": proc.shared_maps(),
+        "asides": sorted(guest.asides),
     }
 
 

@@ -43,6 +43,7 @@ class Guest:
         self.asleep = False
         self.stopped: Set[int] = set()
         self.holders: Set[house.Hold] = set()
+        self.asides: Set[str] = set()  # what is being written under a name of its own, until it gets the right one
         self.tunnels: Set[Tunnel] = set()
         self.watches: Dict[str, Watch] = {}  # by the names that clients gave them
         self.egress: Optional[Egress] = None

@@ -97,6 +97,7 @@ class Copier:
 
     top: Path
     layer: Path
+    without: frozenset[bytes] = frozenset()
     changed: int = 0
     left_out: list[str] = field(default_factory=list)
     _links: dict[int, bytes] = field(default_factory=dict)
@@ -132,10 +133,9 @@ class Copier:
         after: dict[bytes, Seen] = {}
         with os.scandir(os.path.join(os.fsencode(self.top), path)) as entries:
             for entry in entries:
-                seen = self._entry(
-                    os.path.join(path, entry.name), entry.stat(follow_symlinks=False), before.get(entry.name)
-                )
-                after[entry.name] = seen
+                at = os.path.join(path, entry.name)
+                if at not in self.without:
+                    after[entry.name] = self._entry(at, entry.stat(follow_symlinks=False), before.get(entry.name))
         for name in before.keys() - after.keys():
             self._parents(path)
             overlay.make_whiteout(self._to(os.path.join(path, name)))
@@ -249,10 +249,12 @@ def copy_contents(source: bytes, target: bytes, size: int) -> None:
         os.close(read)
 
 
-def copy_top(top: Path, layer: Path, cursor: Path, begun: Collection[bytes] = ()) -> Copied:
+def copy_top(
+    top: Path, layer: Path, cursor: Path, begun: Collection[bytes] = (), without: Collection[bytes] = ()
+) -> Copied:
     """Copy the changes of `top` since `cursor` into the fresh folder `layer`. `begun`: folders (the root, `usr`) that were made
-    with the top and are as they were made."""
-    copier = Copier(top, layer)
+    with the top and are as they were made. `without`: entries that are passed over."""
+    copier = Copier(top, layer, frozenset(without))
     before = load_cursor(cursor)
     after = copier.run(before or _beginning(copier, begun))
     return Copied(copier.changed, dump_cursor(after), copier.left_out, anew=before is None)

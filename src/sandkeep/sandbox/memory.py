@@ -100,7 +100,7 @@ def take(machine: Machine, record: Record, facts: dict[str, Any], layer: str) ->
     """Files and memory of a suspended sandbox, and what a checkpoint needs to hold the memory too."""
     engine = machine.driver(record)
     drop(machine)
-    changed, left_out = saving.copy_frozen(machine, record, sync=facts["shared_maps"], layer=layer)
+    changed, left_out = saving.copy_frozen(machine, record, facts, layer)
     step("pause: files taken")
     try:
         engine.checkpoint(machine.id, machine.folder, folder(machine), leave_running=True)

@@ -60,7 +60,7 @@ def take(machine: Machine, record: Record) -> Taken:
             if not linked:
                 rotate(machine, record, engine)
                 return Taken(list(record.stack), session, facts["processes"], "rotated")
-        changed, left_out = copy(machine, record, engine, sync=facts["shared_maps"])
+        changed, left_out = copy(machine, record, engine, facts)
         stack = record.shown()
         return Taken(stack, session, facts["processes"], "copied" if changed else "unchanged", left_out)
 
@@ -90,11 +90,11 @@ def rotate(machine: Machine, record: Record, engine: Driver) -> None:
     squashing.later(machine.home, record.base, stack)
 
 
-def copy(machine: Machine, record: Record, engine: Driver, *, sync: bool) -> tuple[int, list[str]]:
+def copy(machine: Machine, record: Record, engine: Driver, facts: dict[str, Any]) -> tuple[int, list[str]]:
     journal.begin(machine.folder, "copy", layer=(layer := machine.home.layers.new_id()))
     step("copy: journalled")
     with frozen(machine, engine):
-        found = copy_frozen(machine, record, sync=sync, layer=layer)
+        found = copy_frozen(machine, record, facts, layer)
     journal.done(machine.folder)
     return found
 
@@ -106,20 +106,22 @@ def standing(machine: Machine, record: Record, engine: Driver, layer: str) -> It
         facts = hold.first_json()
         session = {**facts["session"], "workflow": BoundState(machine.folder / "workflow.json").export()}
         with frozen(machine, engine):
-            changed, left_out = copy_frozen(machine, record, sync=facts["shared_maps"], layer=layer)
+            changed, left_out = copy_frozen(machine, record, facts, layer)
             yield Taken(record.shown(), session, facts["processes"], "copied" if changed else "unchanged", left_out)
 
 
-def copy_frozen(machine: Machine, record: Record, *, sync: bool, layer: str) -> tuple[int, list[str]]:
+def copy_frozen(machine: Machine, record: Record, facts: dict[str, Any], layer: str) -> tuple[int, list[str]]:
     """Copy what changed in a top that stands still. `layer` is in the journal already.
 
-    Pages written through shared mappings change a file's time only when they were clean: `sync` makes them so.
+    `facts` are the guest's. Pages written through shared mappings change a file's time only when they were clean: syncing makes
+    them so. What the guest is still writing under a name of its own is no state.
     """
     layers = machine.home.layers
     tree, cursor = layers.begin(layer), machine.folder / f"cursor-{record.copied[0] if record.copied else 'none'}"
-    if sync:
+    if facts["shared_maps"]:
         os.sync()
-    copied = elevated(_copy_top, machine.plan(record, record.stack, record.top), tree, cursor)
+    half_done = [os.fsencode(path.strip("/")) for path in facts.get("asides", [])]
+    copied = elevated(_copy_top, machine.plan(record, record.stack, record.top), tree, cursor, half_done)
     step("copy: copied")
     if copied.anew:
         record.copied = []
@@ -139,9 +141,9 @@ def copy_frozen(machine: Machine, record: Record, *, sync: bool, layer: str) -> 
     return copied.changed, copied.left_out
 
 
-def _copy_top(plan: Plan, layer: Path, cursor: Path) -> copying.Copied:
+def _copy_top(plan: Plan, layer: Path, cursor: Path, half_done: list[bytes]) -> copying.Copied:
     begun = [path for path, same in overlay.begun(plan).items() if same]
-    return copying.copy_top(plan.upper, layer, cursor, begun)
+    return copying.copy_top(plan.upper, layer, cursor, begun, half_done)
 
 
 @contextlib.contextmanager
