@@ -225,12 +225,23 @@ def tests_of(module: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def noticed(root: Path, fault: Fault, seconds: float) -> str | None:
-    """The first test that fails, or that the time is over; None if nothing was noticed."""
-    command = [str(ROOT / ".venv/bin/python"), "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider"]
-    names = [name for name in tests_of(fault.module) if (root / name).exists()]
+def run(root: Path, names: list[str], seconds: float) -> tuple[int, str]:
+    """pytest on these in the copy: its exit code (-1: the time is over) and what it said."""
+    python = str(ROOT / ".venv/bin/python")
     process = subprocess.Popen(
-        [*command, "--timeout", "120", f"--basetemp={root.parent / 'pytest'}", *names],
+        [
+            python,
+            "-m",
+            "pytest",
+            "-x",
+            "-q",
+            "-n",
+            "0",
+            "--timeout",
+            "120",
+            f"--basetemp={root.parent / 'pytest'}",
+            *names,
+        ],
         cwd=root,
         env={**os.environ, "TMPDIR": str(root.parent), "PYTHONPATH": str(root / "src"), "PYTHONDONTWRITEBYTECODE": "1"},
         stdin=subprocess.DEVNULL,
@@ -241,14 +252,24 @@ def noticed(root: Path, fault: Fault, seconds: float) -> str | None:
     )
     try:
         out, _ = process.communicate(timeout=seconds)
+        return process.returncode, out
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-        return "time is over"
-    if process.returncode == 0:
+        return -1, ""
+
+
+def noticed(root: Path, fault: Fault, seconds: float) -> str | None:
+    """The first test that fails, or that the time is over; None if nothing was noticed."""
+    code, out = run(root, [name for name in tests_of(fault.module) if (root / name).exists()], seconds)
+    if code == 0:
         return None
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", out, re.MULTILINE)
-    return failed[1] if failed else (out.strip().splitlines() or ["died"])[-1][:100]
+    if code == -1:
+        return "time is over"
+    failed = re.search(r"^(?:FAILED|ERROR) (tests/\S+)", out, re.MULTILINE)
+    if failed is None:
+        raise SystemExit(f"mutants: the tests of {fault.module} do not run:\n{out[-2000:]}")
+    return failed[1]
 
 
 SWEEP = """
@@ -320,6 +341,8 @@ def survey(faults: list[Fault], seconds: float) -> int:
             (root / fault.path).write_text(original)
             if "/_async/" in fault.path:
                 subprocess.run([sys.executable, "tools/unasync.py"], cwd=root, check=True, capture_output=True)
+            if by and by.startswith("tests/") and run(root, [by], seconds)[0] != 0:
+                by = f"{by}, which fails without it too"
             survivors += [fault] if by is None else []
             took = time.monotonic() - began
             print(
