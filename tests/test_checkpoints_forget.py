@@ -462,3 +462,14 @@ def test_a_parent_that_never_was_here_is_not_missed(root: Path, store: Store) ->
         assert other.verify() == []
         other.unforget(parent)
         assert other.verify() == []
+
+
+def test_a_parent_that_was_forgotten_elsewhere_is_refused_though_it_is_cached(root: Path, store: Store) -> None:
+    """It may be collected at any moment: nothing may be saved on top of it."""
+    (parent,) = tagged(root, store, None)
+    assert [info.id for info in store.checkpoints()] == [parent]
+    with Store(root / "store", home=root / "elsewhere") as elsewhere:
+        elsewhere.forget([parent])
+    with pytest.raises(CheckpointNotFound):
+        put(root, store, {"new": b"1"}, parent=parent)
+    assert store.checkpoints() == []

@@ -124,3 +124,17 @@ def test_sockets_and_devices_are_left_out_and_said_so(tmp_path: Path) -> None:
         unpack(repo, saved.id, tmp_path / "out")
     assert os.stat(tmp_path / "out/run/s").st_rdev == 0  # the base's file must not show instead
     assert not (tmp_path / "out/null").exists()
+
+
+def test_a_name_that_only_begins_like_one_that_is_kept_is_left_out(tmp_path: Path) -> None:
+    kept = [f"{WORK}/f", "home/user/.claude/f", "home/user/.claude.json", "home/user/.local/share/opencode/f"]
+    near = [f"{WORK}2/f", f"{WORK}.old/f", "home/user/.claudette/f", "home/user/.claude.json.bak", "home/us/f", "home/user/.local/share/open/f"]  # fmt: skip
+    tree = fill(tmp_path / "tree", dict.fromkeys([*kept, *near], b"x"))
+    with open_repo(tmp_path) as repo, Store(tmp_path / "store", home=tmp_path / "home") as store:
+        info = save(repo, tree, scope="workspace")
+        files = {one.path for one in store.find(info.id, "**/*") if one.kind == "file"}
+    assert files == {f"/{name}" for name in kept}
+    rules = Filter("workspace")
+    assert all(rules.leaves_out(name.encode(), False) for name in near)
+    assert rules.leaves_out(b"home/us", True)
+    assert not rules.leaves_out(b"home", True)
