@@ -93,17 +93,69 @@ def ring_end(box: Box, pid: int) -> int:
     return end
 
 
-def test_a_command_outlives_its_client_and_can_be_found_again(box: Box, tmp_path: Path) -> None:
+def test_a_background_command_outlives_its_client_and_can_be_found_again(box: Box, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
-    with box.link.stream(
-        "run", {"code": f"echo before; read line <{gate}; echo after; kept=1"}, timeout=PATIENCE
-    ) as events:
-        pid = events.first_json()["started"]
+    pid = box.link.call("run", code=f"echo before; read line <{gate}; echo after", background=True)["pid"]
+    with box.link.stream("attach", {"pid": pid}, timeout=PATIENCE) as events:
+        assert next(events) == ("stdout", b"before\n")
     gate.write_text("go\n")
     done = box.attach(pid)
     assert (done.stdout, done.exit_code) == (b"before\nafter\n", 0)
-    assert box.text("printf %s $kept") == "1"
+
+
+@pytest.mark.parametrize("escape", ["{} &", "(env -i setsid {} &);"])
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("fields", [{}, {"stdin": True}])
+def test_a_command_ends_with_its_client_and_leaves_the_session_as_it_was(
+    box: Box, escape: str, warm: bool, fields: dict[str, object]
+) -> None:
+    nap = f"sleep 600.{uuid.uuid4().int}"
+    for _ in range(3 if warm else 0):
+        box.run("true", **({"body": [b""]} if fields else {}))
+    with box.link.stream(
+        "run",
+        {"code": f"v=1; {escape.replace('{}', nap)} trap '' TERM INT; echo $$; sleep 600", **fields},
+        timeout=PATIENCE,
+    ) as events:
+        pid = events.first_json()["started"]
+        assert next(events)[0] == "stdout"
+        until(lambda: nap.split()[1] in box.text("ps -eo args"), "the tree is there")
+        [told] = [
+            one
+            for one in box.link.call("list")["processes"]
+            if one["running"] and not one["background"] and one["pid"] == pid
+        ]
+        assert nap in told["code"]
+    until(lambda: nap.split()[1] not in box.text("ps -eo args"), "all of the tree to end")
+    assert box.attach(pid).exit_code == 137
+    assert box.text("echo $v") == "\n"
+
+
+def test_a_command_that_stays_ends_when_its_client_says_so(box: Box) -> None:
+    box.link.stays = True
+    naps = [f"sleep 600.{uuid.uuid4().int}" for _ in range(2)]
+    with box.link.stream("run", {"code": naps[0]}, timeout=PATIENCE) as events:
+        events.first_json()
+        assert events._wire is not None
+        events._wire.close()
+        events._wire = None
+    with box.link.stream("run", {"code": naps[1]}, timeout=PATIENCE) as events:
+        pid = events.first_json()["started"]
+    assert box.attach(pid).exit_code == 137
+    box.link.stays = False
+    assert naps[0].split()[1] in box.text("ps -eo args")
+    assert naps[1].split()[1] not in box.text("ps -eo args")
+
+
+def test_what_a_command_left_behind_stays_though_its_client_has_gone(box: Box) -> None:
+    nap = f"sleep 600.{uuid.uuid4().int}"
+    with box.link.stream("run", {"code": f"{nap} & echo $!"}, timeout=PATIENCE) as events:
+        pid = events.first_json()["started"]
+        _, said = next(events)
+        until(lambda: box.link.call("process", pid=pid)["exit_code"] == 0, "its shell to end")
+    assert nap.split()[1] in box.text("ps -eo args")
+    os.kill(int(said), 9)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ HOSTILE = {
 def deaf(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whoever asks a guest here has made a mistake."""
 
-    def asked(_: Link) -> None:
+    def asked(_: Link, *how: object) -> None:
         raise AssertionError("a guest was asked")
 
     with monkeypatch.context() as patched:

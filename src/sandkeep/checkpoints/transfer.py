@@ -7,8 +7,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import secrets
 import struct
 from collections.abc import Iterator
 from hashlib import sha256
@@ -25,6 +23,7 @@ from sandkeep.checkpoints.needs import needed
 from sandkeep.checkpoints.nodes import chunk_count
 from sandkeep.checkpoints.plan import MOST
 from sandkeep.errors import Corrupt, HostRefused, NotFound, StateConflict, StoreFull, disk_full, system
+from sandkeep.owned import whole
 from sandkeep.store.repository import Repository
 
 _MAGIC = b"SANDKEEP EXPORT 1\n"
@@ -67,16 +66,8 @@ def export_to_path(repo: Repository, checkpoint: str, path: Path, progress: Prog
             with open(path, "wb") as file:
                 export_checkpoint(repo, checkpoint, file, progress)
             return
-        partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-        try:
-            with open(partial, "xb") as file:
-                export_checkpoint(repo, checkpoint, file, progress)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
-        finally:
-            with contextlib.suppress(OSError):
-                partial.unlink()
+        with whole(path) as file:
+            export_checkpoint(repo, checkpoint, file, progress)
 
 
 def import_from_path(repo: Repository, path: Path, progress: Progress | None = None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -160,6 +161,7 @@ def exec(
     One word is a command line for the shell: 'cd src && ls *.py'. Of several words each reaches the program as it is:
     exec ID -- python3 -c 'print(1)'. Input that is no terminal is passed on as it comes.
     """
+    signal.signal(signal.SIGINT, _interrupted)
     sb = Sandbox.connect(id, home=home)
     stdin = None if sys.stdin is None or sys.stdin.isatty() else Input(sys.stdin.fileno())
     line = command[0] if len(command) == 1 else shlex.join(command)
@@ -175,6 +177,12 @@ def exec(
     shown = ("stdout", "stderr", "exit_code", "duration_ms", "error_class", "truncated")
     show({name: getattr(result, name) for name in shown}, True)
     sys.exit(result.exit_code)
+
+
+def _interrupted(*_: object) -> NoReturn:
+    """Ctrl-C, however often: leaving ends the command inside and all that it started."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.exit(130)
 
 
 class Input:
@@ -319,10 +327,11 @@ def gc(dry_run: bool, cache: bool, check: bool, home: Path | None, as_json: bool
     swept = sweep(Home(home), dry_run=dry_run, cache=cache)
     if as_json:
         show(swept, True)
-    elif swept.sandboxes or swept.layers:
+    elif swept.sandboxes or swept.layers or swept.leftovers:
         gone = [count(len(swept.layers), "layer")] if swept.layers else []
         gone += [count(len(swept.sandboxes), "unfinished sandbox", "unfinished sandboxes")] if swept.sandboxes else []
-        click.echo(f"{'would remove' if dry_run else 'removed'} {' and '.join(gone)}")
+        gone += [count(len(swept.leftovers), "leftover")] if swept.leftovers else []
+        click.echo(f"{'would remove' if dry_run else 'removed'} {', '.join(gone)}")
     else:
         click.echo("nothing to do")
 

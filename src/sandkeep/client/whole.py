@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from sandkeep.errors import BadArgument, system
+from sandkeep.owned import whole
 
 
 @contextlib.contextmanager
@@ -21,11 +21,5 @@ def written(to: str | Path) -> Iterator[BinaryIO]:
             with open(path, "wb") as file:
                 yield file
             return
-        partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-        try:
-            with open(partial, "xb") as file:
-                yield file
-            partial.replace(path)
-        finally:
-            with contextlib.suppress(OSError):
-                partial.unlink()
+        with whole(path, durable=False) as file:
+            yield file

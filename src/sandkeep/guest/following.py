@@ -20,13 +20,15 @@ class Follow(Task, Follower):
     """A client that reads a process's output live, and may write its input on the same connection."""
 
     def __init__(self, guest: Guest, conn: Connection, process: Process, at: Dict[int, int], limit: Optional[int],
-                 then: Optional[Callable[[], None]] = None) -> None:  # fmt: skip
+                 then: Optional[Callable[[], None]] = None, foreground: bool = False, stays: bool = False) -> None:  # fmt: skip
         super().__init__()
         self._guest = guest
         self._conn = conn
         self._process = process
         self._limit = limit
         self._then = then  # once all is told
+        self._foreground = foreground  # the process is for this client alone
+        self._stays = stays  # it ends with its client only if that says so
         self._sent = {1: 0, 2: 0}
         self._dropped = {1: 0, 2: 0}
         self._truncated = False
@@ -84,7 +86,10 @@ class Follow(Task, Follower):
 
     def frame(self, kind: int, payload: bytes) -> None:
         source = self._process.input
-        if kind != frames.DATA or not self._conn.body or source is None:
+        if kind == frames.JSON and self._foreground and frames.decode_json(payload).get("op") == "leave":
+            self._stays = False
+            self._conn.close()
+        elif kind != frames.DATA or not self._conn.body or source is None:
             super().frame(kind, payload)
         elif payload:
             _feed(self._conn, source, payload)
@@ -101,6 +106,9 @@ class Follow(Task, Follower):
         if self._process.input is not None and self._conn.body:
             self._process.input.on_room = None
             self._process.input.end()
+        ends = self._foreground and not self._stays and not self._guest.leaving
+        if ends and self._process.status is None:
+            self._process.end_tree()
 
 
 class Feed(Task):

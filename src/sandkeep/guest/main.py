@@ -42,6 +42,7 @@ class Guest:
         self.boot = os.urandom(16).hex()
         self.asleep = False
         self.stopped: Set[int] = set()
+        self.leaving = False  # it is the guest that hangs up
         self.holders: Set[house.Hold] = set()
         self.asides: Set[str] = set()  # what is being written under a name of its own, until it gets the right one
         self.tunnels: Set[Tunnel] = set()
@@ -112,9 +113,11 @@ class Guest:
         self.numbers.read()
 
     def _hang_up(self, but: Optional[Connection] = None) -> None:
+        self.leaving = True
         for conn in list(self._clients):
             if conn is not but:
                 conn.close()
+        self.leaving = False
 
     def shutdown(self) -> None:
         self._hang_up()

@@ -77,7 +77,7 @@ OPS: Dict[str, Tuple[Callable[..., Any], Schema]] = {
     # commands
     "run": (runs.run, {
         **_START, "code": (text, REQUIRED), "stdin": (flag, False), "record": (flag, True), "background": (flag, False),
-        "max_output": (_SIZE, None)}),
+        "stays": (flag, False), "max_output": (_SIZE, None)}),
     "start": (runs.start, {
         **_START, "argv": (argv, None), "code": (text, None), "session": (flag, True), "stdin": (flag, True), "follow": (flag, False), "pty": (flag, False),
         "cols": (_CELLS, 80), "rows": (_CELLS, 24)}),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def run(guest: Guest, conn: Connection, code: str, cwd: Optional[str], env: Optional[Dict[str, str]],
         user: Optional[Union[str, int]], timeout: Optional[float], stdin: bool, record: bool, background: bool,
-        tag: Optional[str], max_output: Optional[int]) -> Optional[Dict[str, Any]]:  # fmt: skip
+        stays: bool, tag: Optional[str], max_output: Optional[int]) -> Optional[Dict[str, Any]]:  # fmt: skip
     session = guest.session
     plan = Plan(guest, session.shell.argv(), code, cwd, env, user, tag)
     plan.about["again"] = {"code": plan.about["code"], "user": user}
@@ -57,7 +57,7 @@ def run(guest: Guest, conn: Connection, code: str, cwd: Optional[str], env: Opti
 
     process.on_settled.insert(0, absorb)
     conn.send_soon({"started": process.number})
-    Follow(guest, conn, process, {}, max_output, lambda: guest.spare.answered(cwd, env, user, stdin))
+    Follow(guest, conn, process, {}, max_output, lambda: guest.spare.answered(cwd, env, user, stdin), True, stays)
     return None
 
 

@@ -106,6 +106,22 @@ def _once(home: Path, name: str, build: Callable[..., None], *arguments: str) ->
     return done
 
 
+def unfinished(home: Path, away: Callable[[Path], object]) -> list[Path]:
+    """What was being made when its maker died is removed."""
+    folder = home / "bases"
+    if not folder.is_dir():
+        return []
+    with open(folder / ".lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return []
+        found = sorted(folder.glob(".making-*"))
+        for path in found:
+            away(path)
+        return found
+
+
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     with open(folder / ".lock", "w") as lock:

@@ -55,6 +55,17 @@ def name_of(id: str, dir: Path) -> str:
     return f"sandkeep-{id}-{hashlib.sha256(os.fsencode(dir.resolve())).hexdigest()[:8]}"
 
 
+def names() -> list[str]:
+    """Of every sandbox on this machine, whoever's."""
+    places = dict.fromkeys(hierarchies().values())
+    return sorted({name for place in places for name in os.listdir(place) if name.startswith("sandkeep-")})
+
+
+def of_folder(dir: Path) -> list[str]:
+    """Those whose sandbox has this folder, whatever its id."""
+    return [name for name in names() if name.endswith(name_of("", dir).removeprefix("sandkeep-"))]
+
+
 def usable() -> bool:
     return "freezer" in controllers()
 

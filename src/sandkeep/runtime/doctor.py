@@ -8,13 +8,13 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sandkeep import owned
 from sandkeep.errors import RuntimeMissing, SandkeepError, Unsupported
 from sandkeep.model import Limits
 from sandkeep.runtime import cgroup, kernel, overlay
@@ -22,6 +22,8 @@ from sandkeep.runtime.base import Base, remove, resolve
 from sandkeep.runtime.driver import DRIVERS, Driver
 from sandkeep.runtime.elevate import elevated, id_map, is_root
 from sandkeep.runtime.plan import Plan
+
+PROBE = ".probe-"
 
 _PATIENCE = 60.0
 _OLDEST_RUNSC = 20240101
@@ -69,13 +71,14 @@ def probe(name: str, home: Path) -> Probe:
         found.problems.append(Problem("runsc is too old", why, driver.install))
         return found
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    folder = Path(tempfile.mkdtemp(prefix=".probe-", dir=home))
-    try:
+    with owned.folder(PROBE, home, _remove) as folder:
         _try(found, driver, folder, resolve("host", home))
-    finally:
-        elevated(remove, str(folder))
     found.healthy = found.works.get("start", False) and found.works.get("ls", False)
     return found
+
+
+def _remove(folder: Path) -> None:
+    elevated(remove, str(folder))
 
 
 def _try(found: Probe, driver: Driver, folder: Path, base: Base) -> None:
@@ -164,12 +167,9 @@ def host(home: Path) -> Host:
     """What the host gives, whichever runtime is used."""
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     problems: list[Problem] = []
-    folder = Path(tempfile.mkdtemp(prefix=".probe-", dir=home))
-    try:
+    with owned.folder(PROBE, home, _remove) as folder:
         refused = elevated(_mounts_overlay, str(folder))
         reflink = _clones(folder)
-    finally:
-        elevated(remove, str(folder))
     if refused:
         problems.append(
             Problem(

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
-import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from sandkeep import owned
 from sandkeep.checkpoints.catalog import Store
 from sandkeep.errors import BadArgument
 from sandkeep.model import RestoreReport
 from sandkeep.sandbox import keeping
 from sandkeep.sandbox.machine import Machine
 from sandkeep.sandbox.saving import take
+
+PREFIX = "carry-"
 
 
 def export_state(machine: Machine, to: BinaryIO | str | Path | None = None) -> bytes | None:
@@ -45,21 +49,10 @@ def import_state(machine: Machine, blob: bytes | BinaryIO | str | Path) -> Resto
             return keeping.restore_from(machine, record, store, id, remembered=False)
 
 
-def _store(machine: Machine) -> Temporary:
-    return Temporary(machine.home.path / "cache")
-
-
-class Temporary:
+@contextlib.contextmanager
+def _store(machine: Machine) -> Iterator[Store]:
     """A store that exists for one block."""
-
-    def __init__(self, below: Path) -> None:
-        below.mkdir(parents=True, exist_ok=True)
-        self._folder = tempfile.TemporaryDirectory(prefix="carry-", dir=below)
-
-    def __enter__(self) -> Store:
-        self._store = Store(Path(self._folder.name) / "store", home=self._folder.name)
-        return self._store
-
-    def __exit__(self, *_: object) -> None:
-        self._store.close()
-        self._folder.cleanup()
+    below = machine.home.path / "cache"
+    below.mkdir(parents=True, exist_ok=True)
+    with owned.folder(PREFIX, below) as folder, Store(folder / "store", home=folder) as store:
+        yield store

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from sandkeep import owned
 from sandkeep.errors import BadArgument, Busy, HostRefused, SandboxNotFound
 from sandkeep.layers import filesystem
 from sandkeep.layers.pool import Layers
@@ -69,7 +70,7 @@ class Home:
 
     def ids(self) -> list[str]:
         try:
-            return sorted(entry.name for entry in self.sandboxes.iterdir())
+            return sorted(filter(_ID.fullmatch, os.listdir(self.sandboxes)))
         except FileNotFoundError:
             return []
 
@@ -97,21 +98,29 @@ def lock(path: Path, *, wait: bool = True, what: str = "") -> Iterator[None]:
 
 def write_whole(path: Path, data: bytes, mode: int = 0o600, *, durable: bool = True) -> None:
     """The file has its old content or the new one; unless told otherwise the new one is on disk on return."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    temporary, handle = _temporary(path, mode)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             if durable:
                 os.fsync(file.fileno())
-        os.rename(temporary, path)
+            os.rename(temporary, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
     if durable:
         sync_folder(path.parent)
+
+
+def _temporary(path: Path, mode: int) -> tuple[Path, int]:
+    while True:
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        if owned.take(handle, temporary):
+            return temporary, handle
+        os.close(handle)
 
 
 def sync_folder(path: Path) -> None:

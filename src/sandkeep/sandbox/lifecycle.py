@@ -15,7 +15,7 @@ from sandkeep.model import Limits, Mount, RestoreReport, SandboxInfo, State, che
 from sandkeep.runtime.driver import DRIVERS, Driver
 from sandkeep.runtime.pick import pick
 from sandkeep.sandbox import relaunching
-from sandkeep.sandbox.home import Home, lock
+from sandkeep.sandbox.home import Home
 from sandkeep.sandbox.journal import step
 from sandkeep.sandbox.killing import killed, remove
 from sandkeep.sandbox.machine import Machine, fresh_hostname, fresh_machine_id, fresh_seed
@@ -112,8 +112,7 @@ def begin(
     record.hostname = fresh_hostname(record.id)
     machine = Machine(home, record.id)
     machine.given = secrets
-    machine.folder.mkdir(mode=0o700)
-    with lock(machine.folder / "lock"):
+    with machine.new_folder():
         try:
             with home.layers_lock() if record.stack else contextlib.nullcontext():
                 record.save(machine.folder, durable=False)  # a sandbox in the making does not outlive the machine
@@ -187,6 +186,7 @@ def child_of(home: Home, parent: Record, stack: list[str]) -> Record:
 
 
 def info(machine: Machine) -> SandboxInfo:
+    machine.mend()
     record = machine.record()
     found = _told(machine.folder, record)
     session = _session(machine) if found.state is State.RUNNING else {}
@@ -225,6 +225,7 @@ def listing(home: Home) -> list[SandboxInfo]:
 
 def usage(machine: Machine) -> dict[str, Any]:
     """What it uses now, as the host and the guest count it."""
+    machine.mend()
     record = machine.record()
     machine.require_running(record)
     return {**machine.link.call("usage"), **machine.driver(record).usage(machine.id, machine.folder)}

@@ -18,6 +18,7 @@ from sandkeep.runtime.base import Base, lacks, resolve
 from sandkeep.runtime.driver import DRIVERS, Driver, tail
 from sandkeep.runtime.link import Link, guest_argv, guest_code
 from sandkeep.runtime.plan import Plan
+from sandkeep.sandbox import journal
 from sandkeep.sandbox.home import Home, lock
 from sandkeep.sandbox.record import Record
 
@@ -53,6 +54,18 @@ class Machine:
             finally:
                 if killing.killed(self.folder):
                     killing.remove(self)
+
+    @contextlib.contextmanager
+    def new_folder(self) -> Iterator[None]:
+        """Its folder, made and locked. Whoever sweeps up may take it for a remain before it is locked: then it is made again."""
+        while True:
+            self.folder.mkdir(mode=0o700)
+            with contextlib.ExitStack() as held:
+                with contextlib.suppress(FileNotFoundError):
+                    held.enter_context(lock(self.folder / "lock"))
+                if (self.folder / "lock").exists():
+                    yield
+                    return
 
     def record(self) -> Record:
         return Record.load(self.home.existing(self.id))
@@ -159,6 +172,15 @@ class Machine:
                 "restore a snapshot, or kill it",
                 id=self.id,
             )
+
+    def undone(self) -> bool:
+        return os.path.exists(f"{self.folder}/{journal.NAME}")
+
+    def mend(self) -> None:
+        """If nobody is at work here, what a dead process left is finished. A failure shows in what the caller does next."""
+        if self.undone():
+            with contextlib.suppress(SandkeepError, OSError), self.held(wait=False):
+                pass
 
     def absent(self) -> SandkeepError:
         """Why the guest does not answer."""

@@ -20,7 +20,6 @@ import os
 from typing import Any
 
 from sandkeep.errors import SandboxNotFound, SandkeepError, Unsupported
-from sandkeep.layers.pool import throw_away
 from sandkeep.model import State
 from sandkeep.sandbox import journal
 from sandkeep.sandbox.killing import killed, remove
@@ -31,18 +30,21 @@ from sandkeep.workflow import BoundState
 
 
 def recover(machine: Machine) -> None:
+    from sandkeep.sandbox import memory
+
     entry = journal.pending(machine.folder)
     if not (machine.folder / "record.json").exists():
-        throw_away(machine.folder, machine.home.trash)
+        remove(machine)
         raise SandboxNotFound(f"sandbox {machine.id} was never finished; its remains are removed", id=machine.id)
     record = Record.load(machine.folder)
     if record.state is State.CREATING or killed(machine.folder):
         remove(machine)
         raise SandboxNotFound(f"sandbox {machine.id} is gone: what a crash left of it is removed", id=machine.id)
-    if entry is None:
-        return
-    _FINISH[entry["operation"]](machine, record, entry)
-    journal.done(machine.folder)
+    if entry is not None:
+        _FINISH[entry["operation"]](machine, record, entry)
+        journal.done(machine.folder)
+    if record.state is not State.PAUSED:
+        memory.drop(machine)  # with what is in the memory of others nobody waits for gc
 
 
 def _rotate(machine: Machine, record: Record, entry: dict[str, Any]) -> None:

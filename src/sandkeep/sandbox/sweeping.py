@@ -20,24 +20,33 @@ CACHED = 16  # checkpoints whose layers stay here for a quick restore though no 
 class Swept:
     sandboxes: list[str] = field(default_factory=list)
     layers: list[str] = field(default_factory=list)
+    leftovers: list[str] = field(default_factory=list)
 
 
 def gc(home: Home, *, dry_run: bool = False, cache: bool = False) -> Swept:
-    """Finish what crashes left, drop layers without users, empty the trash. With `cache` also layers kept only for quick restores."""
+    """Finish what crashes left, drop layers without users, empty the trash. With `cache` also layers kept only for quick restores.
+
+    What may hold secrets goes first.
+    """
+    from sandkeep.sandbox import leftovers
     from sandkeep.sandbox.machine import Machine
 
-    swept = Swept()
+    if dry_run:
+        return Swept(layers=discard_unused(home, dry_run=True, cache=cache))
+    swept = Swept(leftovers=leftovers.sweep(home))
     for id in home.ids():
         try:
-            if not dry_run:
-                with Machine(home, id).held(wait=False):
-                    pass
+            leftovers.remains(home, id)
+            with Machine(home, id).held(wait=False) as record:
+                swept.leftovers += leftovers.tidy(Machine(home, id), record)
         except Busy:
             continue
         except NotFound:
             swept.sandboxes.append(id)
-    swept.layers = discard_unused(home, dry_run=dry_run, cache=cache)
-    if not dry_run:
+    swept.sandboxes += leftovers.end_lost(home)
+    elevated(empty_trash, home.trash)
+    swept.layers = discard_unused(home, cache=cache)
+    if swept.layers:
         elevated(empty_trash, home.trash)
     return swept
 

@@ -53,6 +53,7 @@ class Hands:
         found = self._handles.get(session.id)
         if found is None:
             found = AsyncSandbox._of(await blocking(self.machine, session))
+            found._link.stays = True
             found = self._handles.setdefault(session.id, found)
         return found
 

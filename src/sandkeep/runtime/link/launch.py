@@ -7,11 +7,11 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from sandkeep import owned
 from sandkeep.runtime.plan import CODE
 
 _CODE = (
@@ -45,8 +45,8 @@ def guest_code(home: Path) -> Path:
     made = home / "guest" / digest[:16]
     if not made.is_dir():
         made.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.TemporaryDirectory(dir=made.parent) as folder:
-            fresh = Path(folder) / "guest"
+        with owned.folder(".making-", made.parent) as folder:
+            fresh = folder / "guest"
             fresh.mkdir(mode=0o755)
             for path in sources:
                 shutil.copyfile(path, fresh / path.name)

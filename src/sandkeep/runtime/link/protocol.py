@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from sandkeep.errors import BadArgument, GuestLied, SandkeepError, by_code
 
@@ -14,7 +14,59 @@ KINDS = {STDOUT: "stdout", STDERR: "stderr", DATA: "data"}
 MAX_FRAME = (1 << 20) + (64 << 10)
 MAX_JSON = 32 << 20
 PIECE = 256 << 10
+QUICK = 60.0
+GRACE = 15.0  # a guest answers 2 s after a time-out at the latest
+SLOWEST = 16 << 10  # bytes a second that whoever moves many must reach
+TIMED = frozenset(["run", "wait"])
+OPEN_ENDED = TIMED | {"start", "attach", "stdin", "file_watch"}
+TICK = 1.0
+ROOM = 32 << 10  # a new connection takes as much at once
 _HEAD = struct.Struct("!IB")
+
+
+class Host(Protocol):
+    """Who knows more of a sandbox than its socket tells."""
+
+    def absent(self) -> SandkeepError:
+        """Why nobody answers."""
+
+    def undone(self) -> bool:
+        """Whether an operation is under way, or was when its process died."""
+
+    def mend(self) -> None:
+        """Finish or undo what a dead process left. Blocking."""
+
+
+class Patience:
+    """How long a guest may take when it is its turn; bytes that move give time back, unless the `whole` is limited."""
+
+    def __init__(self, seconds: float | None, whole: bool = False) -> None:
+        self.seconds = seconds
+        self._left = seconds
+        self._whole = whole
+
+    @property
+    def tick(self) -> float:
+        """The longest to wait before another look round."""
+        return TICK if self._left is None else max(0.0, min(TICK, self._left))
+
+    def spend(self, waited: float, lent: float, moved: int) -> bool:
+        """Whether there is any left. `lent` of the time it was not the guest's turn."""
+        if self._left is None or self.seconds is None:
+            return True
+        if self._whole:
+            self._left -= waited
+        else:
+            self._left = min(self.seconds, self._left - waited + lent + moved / SLOWEST)
+        return self._left > 0
+
+
+def patience(op: str, fields: dict[str, Any], seconds: float | None) -> Patience:
+    """A request with a time-out of its own is bounded by that as a whole."""
+    limit = fields.get("timeout")
+    if op in TIMED and not fields.get("background") and isinstance(limit, (int, float)):
+        return Patience(limit + GRACE, whole=True)
+    return Patience(seconds)
 
 
 def request(op: str, fields: dict[str, Any]) -> bytes:
@@ -46,6 +98,7 @@ def body_frames(body: Iterable[bytes]) -> Iterator[bytes]:
 
 
 END = frame(DATA, b"")
+LEAVE = frame(JSON, b'{"op":"leave"}')
 
 
 class Reader:
@@ -54,6 +107,7 @@ class Reader:
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._parts: list[bytes] = []
+        self._long = 0
 
     def feed(self, data: bytes) -> None:
         self._buffer += data
@@ -80,11 +134,12 @@ class Reader:
             if kind in KINDS:
                 return KINDS[kind], payload
             self._parts.append(payload)
-            if sum(map(len, self._parts)) > MAX_JSON:
+            self._long += len(payload) + 1
+            if self._long > MAX_JSON:
                 raise GuestLied(f"the guest's answer is larger than {MAX_JSON} bytes", "ask for less")
             if kind == JSON:
                 value = decode(b"".join(self._parts))
-                self._parts = []
+                self._parts, self._long = [], 0
                 return ("done" if "ok" in value else "json"), value
         return None
 

@@ -30,7 +30,7 @@ class AsyncFiles:
         fields: dict[str, Any] = {"path": checked(path), "offset": offset}
         if length is not None:
             fields["length"] = length
-        async with self._link.stream("file_read", fields, timeout=None) as events:
+        async with self._link.stream("file_read", fields) as events:
             async for kind, data in events:
                 if kind == "data":
                     yield data
@@ -47,7 +47,7 @@ class AsyncFiles:
         """Write a file whole: its old content or the new one is there, never a part. Missing folders are made."""
         options = {"path": checked(path), "mode": mode, "append": append, "user": user}
         fields = {name: value for name, value in options.items() if value is not None}
-        async with self._link.stream("file_write", fields, body=pieces_of(data), timeout=None) as events:
+        async with self._link.stream("file_write", fields, body=pieces_of(data)) as events:
             async for _ in events:
                 pass
             return file_info(events.result["entry"])

@@ -114,9 +114,9 @@ class AsyncSandbox:
 
     def _hold(self, machine: Machine) -> None:
         link = (
-            AsyncLink(machine.folder, machine.absent)
+            AsyncLink(machine.folder, machine)
             if self._keeper is None
-            else AsyncWatchedLink(machine.folder, machine.absent, self._keeper.check)
+            else AsyncWatchedLink(machine.folder, machine, self._keeper.check)
         )
         self._machine, self._link, self.id = machine, link, machine.id
         self.commands = AsyncCommands(link)

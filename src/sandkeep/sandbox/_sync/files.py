@@ -31,7 +31,7 @@ class Files:
         fields: dict[str, Any] = {"path": checked(path), "offset": offset}
         if length is not None:
             fields["length"] = length
-        with self._link.stream("file_read", fields, timeout=None) as events:
+        with self._link.stream("file_read", fields) as events:
             for kind, data in events:
                 if kind == "data":
                     yield data
@@ -48,7 +48,7 @@ class Files:
         """Write a file whole: its old content or the new one is there, never a part. Missing folders are made."""
         options = {"path": checked(path), "mode": mode, "append": append, "user": user}
         fields = {name: value for name, value in options.items() if value is not None}
-        with self._link.stream("file_write", fields, body=pieces_of(data), timeout=None) as events:
+        with self._link.stream("file_write", fields, body=pieces_of(data)) as events:
             for _ in events:
                 pass
             return file_info(events.result["entry"])

@@ -115,9 +115,9 @@ class Sandbox:
 
     def _hold(self, machine: Machine) -> None:
         link = (
-            Link(machine.folder, machine.absent)
+            Link(machine.folder, machine)
             if self._keeper is None
-            else WatchedLink(machine.folder, machine.absent, self._keeper.check)
+            else WatchedLink(machine.folder, machine, self._keeper.check)
         )
         self._machine, self._link, self.id = machine, link, machine.id
         self.commands = Commands(link)

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sandkeep.errors import SandkeepError
 from sandkeep.runtime.link import Link
+from sandkeep.runtime.link.protocol import Host
 
 
 class WatchedLink(Link):
-    def __init__(self, dir: Path, absent: Callable[[], SandkeepError], check: Callable[[], None]) -> None:
-        super().__init__(dir, absent)
+    def __init__(self, dir: Path, host: Host, check: Callable[[], None]) -> None:
+        super().__init__(dir, host)
         self._check = check
 
     def stream(self, *what: Any, **how: Any) -> Any:

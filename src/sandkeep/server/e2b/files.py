@@ -59,7 +59,7 @@ async def download(box: Box, request: Request) -> Response:
 
 async def _pieces(box: Box, path: str) -> AsyncGenerator[bytes, None]:
     fields = {"path": path, "offset": 0, **box.acting}
-    async with box.link.stream("file_read", fields, timeout=None) as events:
+    async with box.link.stream("file_read", fields) as events:
         async for kind, data in events:
             if kind == "data":
                 yield data
@@ -112,7 +112,7 @@ async def _write(box: Box, given: str, body: AsyncIterator[bytes], labels: dict[
         fields["xattrs"] = {METADATA + name: value for name, value in labels.items()}
     source = Upload(body)
     try:
-        async with box.link.stream("file_write", fields, body=source, timeout=None) as events:
+        async with box.link.stream("file_write", fields, body=source) as events:
             await source.during(_finish(events))
             entry = events.result["entry"]
     except Unsupported:

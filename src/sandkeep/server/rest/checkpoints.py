@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import tarfile
-import tempfile
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 
+from sandkeep import owned
 from sandkeep.checkpoints.catalog import Store
 from sandkeep.errors import BadArgument, CheckpointNotFound, FileError
 from sandkeep.sandbox._async.bridge import blocking
@@ -93,11 +94,12 @@ async def extract(caller: Caller, services: Use, checkpoint: str, glob: str | No
     store, found = await services.store_with(caller, checkpoint)
     above = services.settings.home / "cache"
     above.mkdir(parents=True, exist_ok=True)
-    folder = tempfile.TemporaryDirectory(prefix="extract-", dir=above)
+    kept = contextlib.ExitStack()
     try:
-        archive = await blocking(_pack, store, found.id, Path(folder.name), glob)
+        folder = kept.enter_context(owned.folder("extract-", above))
+        archive = await blocking(_pack, store, found.id, folder, glob)
     except BaseException:
-        await blocking(folder.cleanup)
+        await blocking(kept.close)
         raise
 
     async def pieces() -> AsyncGenerator[bytes, None]:
@@ -106,7 +108,7 @@ async def extract(caller: Caller, services: Use, checkpoint: str, glob: str | No
                 while piece := await blocking(file.read, _PIECE):
                     yield piece
         finally:
-            await blocking(folder.cleanup)
+            await blocking(kept.close)
 
     return await streamed(pieces(), "application/x-tar", {"Content-Length": str(archive.stat().st_size)})
 

@@ -60,7 +60,7 @@ async def upload(
         fields["user"] = user
     async with services.use(caller, id) as sandbox:
         body = Upload(request.stream())
-        async with sandbox._link.stream("file_write", fields, body=body, timeout=None) as events:
+        async with sandbox._link.stream("file_write", fields, body=body) as events:
             await body.during(_finish(events))
             return dict(shown(file_info(events.result["entry"])))
 

@@ -14,7 +14,7 @@ from typing import Any
 from fastapi import APIRouter, WebSocket
 
 from sandkeep.errors import BadArgument, Denied, SandkeepError
-from sandkeep.runtime.link.protocol import DATA, STDERR, STDOUT
+from sandkeep.runtime.link.protocol import DATA, OPEN_ENDED, QUICK, STDERR, STDOUT
 from sandkeep.server.answers import tell
 from sandkeep.server.audit import Auditor
 from sandkeep.server.problems import unexpected
@@ -104,7 +104,8 @@ class Request:
     async def _relay(self, services: Services, key: Key, id: str) -> None:
         body = self._body() if self._open else None
         async with services.use(key.scope, id) as sandbox:
-            async with sandbox._link.stream(self._op, self._fields, body=body, timeout=None) as events:
+            timeout = None if self._op in OPEN_ENDED else QUICK
+            async with sandbox._link.stream(self._op, self._fields, body=body, timeout=timeout) as events:
                 async for kind, value in events:
                     if kind == "json":
                         await tell(self._socket, value)

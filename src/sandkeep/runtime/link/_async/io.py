@@ -7,7 +7,8 @@ import contextlib
 import os
 import select
 import socket
-from collections.abc import AsyncIterable, Iterable
+import time
+from collections.abc import AsyncIterable, Callable, Iterable
 from pathlib import Path
 
 from sandkeep.runtime.link import door, protocol
@@ -21,6 +22,8 @@ class AsyncWire:
         self._sock = sock
         self._pid = os.getpid()
         self._sender: asyncio.Task[None] | None = None
+        self._blocked = True  # it is for the guest to take what is sent
+        self._spent = (0.0, 0.0, 0)
 
     @classmethod
     async def connect(cls, dir: Path, timeout: float | None) -> AsyncWire:
@@ -40,8 +43,29 @@ class AsyncWire:
         poll.register(self._sock, select.POLLIN)
         return self._pid != os.getpid() or bool(poll.poll(0))
 
-    async def send(self, data: bytes) -> None:
-        await asyncio.get_running_loop().sock_sendall(self._sock, data)
+    async def send(self, data: bytes, seconds: float | None = None) -> None:
+        self._blocked = True
+        if seconds is None or len(data) <= protocol.ROOM:
+            await asyncio.get_running_loop().sock_sendall(self._sock, data)
+        else:
+            async with asyncio.timeout(seconds):
+                await asyncio.get_running_loop().sock_sendall(self._sock, data)
+        self._blocked = False
+        self._note(0, 0, len(data))
+
+    def say(self, data: bytes) -> None:
+        """A last word, if there is room for it."""
+        with contextlib.suppress(OSError):
+            self._sock.send(data, socket.MSG_DONTWAIT)
+
+    def spent(self) -> tuple[float, float, int]:
+        """Since the last call: seconds waited, those in which it was not the guest's turn, bytes that moved."""
+        spent, self._spent = self._spent, (0.0, 0.0, 0)
+        return spent
+
+    def _note(self, waited: float, lent: float, moved: int) -> None:
+        before = self._spent
+        self._spent = before[0] + waited, before[1] + lent, before[2] + moved
 
     def feed(self, body: Body) -> None:
         """Send this while answers are received."""
@@ -62,24 +86,58 @@ class AsyncWire:
     def sending(self) -> bool:
         return self._sender is not None and not self._sender.done()
 
-    async def receive(self, timeout: float | None) -> bytes:
-        """Some bytes; none at the end. TimeoutError when nothing comes in time."""
-        async with asyncio.timeout(timeout):
+    async def receive(self, timeout: float | None) -> bytes | None:
+        """Some bytes; empty at the end, None when nothing comes in time."""
+        while True:
             try:
-                data = await asyncio.get_running_loop().sock_recv(self._sock, CHUNK)
+                data = self._sock.recv(CHUNK)
+                break
+            except BlockingIOError:
+                if not await self._readable(timeout):
+                    return None
             except ConnectionResetError:
                 return b""
         if self._sender is not None and self._sender.done() and (error := self._sender.exception()):
             raise error
+        self._note(0, 0, len(data))
         return data
+
+    async def _readable(self, seconds: float | None) -> bool:
+        """Nothing is read meanwhile: whoever is cancelled here loses no byte."""
+        loop, began = asyncio.get_running_loop(), time.monotonic()
+        told: asyncio.Future[bool] = loop.create_future()
+        loop.add_reader(self._sock, _tell, told, True)
+        timer = None if seconds is None else loop.call_later(seconds, _tell, told, False)
+        try:
+            return await told
+        finally:
+            loop.remove_reader(self._sock)
+            if timer is not None:
+                timer.cancel()
+            waited = time.monotonic() - began
+            self._note(waited, waited if self.sending and not self._blocked else 0, 0)
 
     def end_sending(self) -> None:
         self._sock.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
+        """Also where a child that was forked meanwhile has a copy: the guest learns that nobody waits any more."""
         if self._sender is not None:
             self._sender.cancel()
+        if self._pid == os.getpid():
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
+
+
+def _tell(told: asyncio.Future[bool], what: bool) -> None:
+    if not told.done():
+        told.set_result(what)
+
+
+async def aside(function: Callable[[], None]) -> None:
+    """Something that blocks."""
+    await asyncio.to_thread(function)
 
 
 async def sleep(seconds: float) -> None:

@@ -8,19 +8,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-from sandkeep.errors import GuestLied, SandboxDead, SandkeepError
+from sandkeep.errors import Busy, GuestLied, SandboxDead, SandkeepError
 from sandkeep.runtime.link import door, protocol
-from sandkeep.runtime.link._async.io import AsyncWire, Body, sleep
+from sandkeep.runtime.link._async.io import AsyncWire, Body, aside, sleep
+from sandkeep.runtime.link.protocol import QUICK, Host
 
-QUICK = 60.0
 MOST_IDLE = 8
 
 
 class AsyncLink:
-    def __init__(self, dir: Path, absent: Callable[[], SandkeepError] | None = None) -> None:
-        """To the guest of the sandbox in this folder. `absent` says why nobody answers, for those who know more than a socket tells."""
-        self._absent = absent
+    def __init__(self, dir: Path, host: Host | None = None) -> None:
+        """To the guest of the sandbox in this folder."""
+        self._host = host
         self._dir = dir
+        self.stays = False  # commands outlive this process, but not whoever waits for them
         self._idle: list[AsyncWire] = []
 
     async def call(self, op: str, **fields: Any) -> dict[str, Any]:
@@ -38,11 +39,26 @@ class AsyncLink:
         body: Body | None = None,
         timeout: float | None = QUICK,
     ) -> AsyncExchange:
-        """One request whose answer comes in pieces; `timeout` is the longest silence."""
+        """One request whose answer comes in pieces.
+
+        `timeout` bounds silence, and what is so slow that it is meant to hold us up. A request's own time-out bounds all of it.
+        """
         given = dict(fields or {})
         if body is not None and op == "run":
             given["stdin"] = True
+        if op == "run" and self.stays and not given.get("background"):
+            given["stays"] = True
         return AsyncExchange(self, op, given, body, timeout)
+
+    async def look_round(self) -> None:
+        """A guest that a dead process froze is thawed by whoever waits for it."""
+        if self._host is not None and self._host.undone():
+            await aside(self._host.mend)
+
+    def given_up(self, op: str, seconds: float) -> SandkeepError:
+        if self._host is not None and self._host.undone():
+            return Busy(f"{op} was not answered in {seconds:.0f} s: another operation holds the sandbox", "try again")
+        return SandboxDead(f"the guest did not answer {op} in {seconds:.0f} s", "kill this sandbox, or wait")
 
     async def tunnel(self, port: int, host: str = "127.0.0.1") -> tuple[AsyncWire, bytes]:
         """A raw connection to a TCP port inside, and what it has said already."""
@@ -87,6 +103,7 @@ class AsyncLink:
             return None
 
     async def acquire(self, timeout: float | None = QUICK) -> AsyncWire:
+        await self.look_round()
         while (idle := self._pop()) is not None:
             if not idle.stale:
                 return idle
@@ -94,15 +111,15 @@ class AsyncLink:
         try:
             return await AsyncWire.connect(self._dir, QUICK if timeout is None else timeout)
         except TimeoutError:
-            raise SandboxDead("the guest was called and did not come", "kill this sandbox, or wait") from None
+            raise self.given_up("a call", QUICK if timeout is None else timeout) from None
         except door.ABSENT:
             if door.foreign(self._dir):
                 raise SandboxDead(
                     "the sandbox was started by another version of Sandkeep, which alone can talk to it",
                     "restore one of its snapshots or checkpoints, or kill it",
                 ) from None
-            if self._absent is not None:
-                raise self._absent() from None
+            if self._host is not None:
+                raise self._host.absent() from None
             raise SandboxDead("the sandbox does not answer: it has ended, is paused, or is being changed") from None
 
     def release(self, wire: AsyncWire) -> None:
@@ -124,17 +141,21 @@ class AsyncExchange:
         self._op = op
         self._fields = fields
         self._body = body
-        self._timeout = timeout
+        self._patience = protocol.patience(op, fields, timeout)
         self._reader = protocol.Reader()
         self._wire: AsyncWire | None = None
         self._done = False
 
     async def __aenter__(self) -> Self:
-        wire = self._wire = await self._link.acquire(self._timeout)
+        wire = self._wire = await self._link.acquire(self._patience.seconds)
         try:
-            await wire.send(protocol.request(self._op, self._fields))
+            await wire.send(protocol.request(self._op, self._fields), QUICK)
+            wire.spent()
             if self._body is not None:
                 wire.feed(self._body)
+        except TimeoutError:
+            self._drop()
+            raise self._link.given_up(self._op, QUICK) from None
         except (BrokenPipeError, ConnectionResetError):
             self._drop()
             raise SandboxDead("the sandbox ended as it was asked", "look at its info()") from None
@@ -144,13 +165,12 @@ class AsyncExchange:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        wire, self._wire = self._wire, None
-        if wire is None:
-            return
-        if self._done and self._reader.empty and not wire.sending:
+        wire = self._wire
+        if wire is not None and self._done and self._reader.empty and not wire.sending:
+            self._wire = None
             self._link.release(wire)
         else:
-            wire.close()
+            self._drop()
 
     def __aiter__(self) -> Self:
         return self
@@ -180,15 +200,15 @@ class AsyncExchange:
         assert self._wire is not None
         try:
             while (event := self._reader.next()) is None:
-                data = await self._wire.receive(self._timeout)
-                if not data:
+                data = await self._wire.receive(self._patience.tick)
+                if data == b"":
                     raise SandboxDead("the sandbox ended, or was paused, while it answered", "look at its info()")
-                self._reader.feed(data)
-        except TimeoutError:
-            self._drop()
-            raise SandboxDead(
-                f"the guest did not answer {self._op} in {self._timeout:.0f} s", "kill this sandbox, or wait"
-            ) from None
+                if not self._patience.spend(*self._wire.spent()):
+                    raise self._link.given_up(self._op, self._patience.seconds or 0)
+                if data is None:
+                    await self._link.look_round()
+                else:
+                    self._reader.feed(data)
         except SandkeepError:
             self._drop()
             raise
@@ -198,10 +218,11 @@ class AsyncExchange:
         """Wait until the guest has closed this connection after its answer."""
         assert self._wire is not None
         try:
-            if await self._wire.receive(self._timeout) or not self._reader.empty:
+            data = await self._wire.receive(self._patience.seconds)
+            if data is None:
+                raise SandboxDead("the guest does not let go of its connections", "kill this sandbox")
+            if data or not self._reader.empty:
                 raise GuestLied(f"the guest went on after its answer to {self._op}", "kill this sandbox")
-        except TimeoutError:
-            raise SandboxDead("the guest does not let go of its connections", "kill this sandbox") from None
         finally:
             self._drop()
 
@@ -212,5 +233,7 @@ class AsyncExchange:
 
     def _drop(self) -> None:
         if self._wire is not None:
+            if self._fields.get("stays") and not self._done:
+                self._wire.say(protocol.LEAVE)
             self._wire.close()
             self._wire = None

@@ -9,19 +9,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-from sandkeep.errors import GuestLied, SandboxDead, SandkeepError
+from sandkeep.errors import Busy, GuestLied, SandboxDead, SandkeepError
 from sandkeep.runtime.link import door, protocol
-from sandkeep.runtime.link._sync.io import Body, Wire, sleep
+from sandkeep.runtime.link._sync.io import Body, Wire, aside, sleep
+from sandkeep.runtime.link.protocol import QUICK, Host
 
-QUICK = 60.0
 MOST_IDLE = 8
 
 
 class Link:
-    def __init__(self, dir: Path, absent: Callable[[], SandkeepError] | None = None) -> None:
-        """To the guest of the sandbox in this folder. `absent` says why nobody answers, for those who know more than a socket tells."""
-        self._absent = absent
+    def __init__(self, dir: Path, host: Host | None = None) -> None:
+        """To the guest of the sandbox in this folder."""
+        self._host = host
         self._dir = dir
+        self.stays = False  # commands outlive this process, but not whoever waits for them
         self._idle: list[Wire] = []
 
     def call(self, op: str, **fields: Any) -> dict[str, Any]:
@@ -39,11 +40,26 @@ class Link:
         body: Body | None = None,
         timeout: float | None = QUICK,
     ) -> Exchange:
-        """One request whose answer comes in pieces; `timeout` is the longest silence."""
+        """One request whose answer comes in pieces.
+
+        `timeout` bounds silence, and what is so slow that it is meant to hold us up. A request's own time-out bounds all of it.
+        """
         given = dict(fields or {})
         if body is not None and op == "run":
             given["stdin"] = True
+        if op == "run" and self.stays and not given.get("background"):
+            given["stays"] = True
         return Exchange(self, op, given, body, timeout)
+
+    def look_round(self) -> None:
+        """A guest that a dead process froze is thawed by whoever waits for it."""
+        if self._host is not None and self._host.undone():
+            aside(self._host.mend)
+
+    def given_up(self, op: str, seconds: float) -> SandkeepError:
+        if self._host is not None and self._host.undone():
+            return Busy(f"{op} was not answered in {seconds:.0f} s: another operation holds the sandbox", "try again")
+        return SandboxDead(f"the guest did not answer {op} in {seconds:.0f} s", "kill this sandbox, or wait")
 
     def tunnel(self, port: int, host: str = "127.0.0.1") -> tuple[Wire, bytes]:
         """A raw connection to a TCP port inside, and what it has said already."""
@@ -88,6 +104,7 @@ class Link:
             return None
 
     def acquire(self, timeout: float | None = QUICK) -> Wire:
+        self.look_round()
         while (idle := self._pop()) is not None:
             if not idle.stale:
                 return idle
@@ -95,15 +112,15 @@ class Link:
         try:
             return Wire.connect(self._dir, QUICK if timeout is None else timeout)
         except TimeoutError:
-            raise SandboxDead("the guest was called and did not come", "kill this sandbox, or wait") from None
+            raise self.given_up("a call", QUICK if timeout is None else timeout) from None
         except door.ABSENT:
             if door.foreign(self._dir):
                 raise SandboxDead(
                     "the sandbox was started by another version of Sandkeep, which alone can talk to it",
                     "restore one of its snapshots or checkpoints, or kill it",
                 ) from None
-            if self._absent is not None:
-                raise self._absent() from None
+            if self._host is not None:
+                raise self._host.absent() from None
             raise SandboxDead("the sandbox does not answer: it has ended, is paused, or is being changed") from None
 
     def release(self, wire: Wire) -> None:
@@ -123,17 +140,21 @@ class Exchange:
         self._op = op
         self._fields = fields
         self._body = body
-        self._timeout = timeout
+        self._patience = protocol.patience(op, fields, timeout)
         self._reader = protocol.Reader()
         self._wire: Wire | None = None
         self._done = False
 
     def __enter__(self) -> Self:
-        wire = self._wire = self._link.acquire(self._timeout)
+        wire = self._wire = self._link.acquire(self._patience.seconds)
         try:
-            wire.send(protocol.request(self._op, self._fields))
+            wire.send(protocol.request(self._op, self._fields), QUICK)
+            wire.spent()
             if self._body is not None:
                 wire.feed(self._body)
+        except TimeoutError:
+            self._drop()
+            raise self._link.given_up(self._op, QUICK) from None
         except (BrokenPipeError, ConnectionResetError):
             self._drop()
             raise SandboxDead("the sandbox ended as it was asked", "look at its info()") from None
@@ -143,13 +164,12 @@ class Exchange:
         return self
 
     def __exit__(self, *_: object) -> None:
-        wire, self._wire = self._wire, None
-        if wire is None:
-            return
-        if self._done and self._reader.empty and not wire.sending:
+        wire = self._wire
+        if wire is not None and self._done and self._reader.empty and not wire.sending:
+            self._wire = None
             self._link.release(wire)
         else:
-            wire.close()
+            self._drop()
 
     def __iter__(self) -> Self:
         return self
@@ -179,15 +199,15 @@ class Exchange:
         assert self._wire is not None
         try:
             while (event := self._reader.next()) is None:
-                data = self._wire.receive(self._timeout)
-                if not data:
+                data = self._wire.receive(self._patience.tick)
+                if data == b"":
                     raise SandboxDead("the sandbox ended, or was paused, while it answered", "look at its info()")
-                self._reader.feed(data)
-        except TimeoutError:
-            self._drop()
-            raise SandboxDead(
-                f"the guest did not answer {self._op} in {self._timeout:.0f} s", "kill this sandbox, or wait"
-            ) from None
+                if not self._patience.spend(*self._wire.spent()):
+                    raise self._link.given_up(self._op, self._patience.seconds or 0)
+                if data is None:
+                    self._link.look_round()
+                else:
+                    self._reader.feed(data)
         except SandkeepError:
             self._drop()
             raise
@@ -197,10 +217,11 @@ class Exchange:
         """Wait until the guest has closed this connection after its answer."""
         assert self._wire is not None
         try:
-            if self._wire.receive(self._timeout) or not self._reader.empty:
+            data = self._wire.receive(self._patience.seconds)
+            if data is None:
+                raise SandboxDead("the guest does not let go of its connections", "kill this sandbox")
+            if data or not self._reader.empty:
                 raise GuestLied(f"the guest went on after its answer to {self._op}", "kill this sandbox")
-        except TimeoutError:
-            raise SandboxDead("the guest does not let go of its connections", "kill this sandbox") from None
         finally:
             self._drop()
 
@@ -211,5 +232,7 @@ class Exchange:
 
     def _drop(self) -> None:
         if self._wire is not None:
+            if self._fields.get("stays") and not self._done:
+                self._wire.say(protocol.LEAVE)
             self._wire.close()
             self._wire = None
