@@ -36,6 +36,7 @@ NAMED = [
     "sandboxes/*/numbers",
     "sandboxes/*/bundle/config.json",
     "sandboxes/*/bundle/process",
+    "sandboxes/*/bundle/boot_id",
     "sandboxes/*/root",
     "sandboxes/*/runtime/*",
     "sandboxes/*/log/console",
