@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,25 +52,10 @@ def write(box: httpx.Client, path: str, **labels: str) -> httpx.Response:
 # metadata of files
 
 
-def carries(folder: Path) -> bool:
-    """Whether files below can have attributes at all."""
-    probe = folder / "probe"
-    probe.touch()
-    try:
-        os.setxattr(probe, "user.probe", b"1")
-    except OSError:
-        return False
-    finally:
-        probe.unlink()
-    return True
-
-
-def test_metadata_of_files(client: Client, served: Served) -> None:
+def test_metadata_of_files(either: Client) -> None:
+    client = either
     made = client.create(timeout=900)
     box = client.box(made)
-    if not carries(served.home):
-        assert write(box, "labelled", kind="draft").status_code == 501
-        return
     sent = write(box, "labelled", Kind="draft", step="3 of 4")
     labels = {"kind": "draft", "step": "3 of 4"}
     assert sent.json() == [{"name": "labelled", "path": "/home/user/labelled", "type": "file", "metadata": labels}]
@@ -81,29 +65,50 @@ def test_metadata_of_files(client: Client, served: Served) -> None:
     parts = {"file": ("both/a", b"x")}
     assert box.post("/files", files=parts, headers={"X-Metadata-by": "form"}).json()[0]["metadata"] == {"by": "form"}
     taken = client.control.post(f"/sandboxes/{made['sandboxID']}/snapshots", json={}).json()["snapshotID"]
-    assert client.control.post(f"/sandboxes/{made['sandboxID']}/pause").status_code == 204
-    assert client.control.post(f"/sandboxes/{made['sandboxID']}/connect", json={}).status_code == 201
-    twin = client.create(templateID=taken, timeout=900)
-    for one in (made, twin):
-        assert entry(client.box(one), "labelled")["metadata"] == labels
-    write(box, "labelled", other="1")
-    assert entry(box, "labelled")["metadata"] == {"other": "1"}
-    write(box, "labelled")
-    assert "metadata" not in entry(box, "labelled")
-    assert write(box, "labelled", **{"k" * 300: "1"}).status_code == 400
-    for one in (made, twin):
+    write(box, "labelled", later="1")
+    twins = [client.create(templateID=taken, timeout=900)]
+    for pause in ({}, {"memory": False}):
+        assert client.control.post(f"/sandboxes/{made['sandboxID']}/pause", json=pause).status_code == 204
+        assert client.control.post(f"/sandboxes/{made['sandboxID']}/connect", json={}).status_code == 201
+        assert entry(box, "labelled")["metadata"] == {"later": "1"}
+    forked = client.control.post(f"/sandboxes/{made['sandboxID']}/fork", json={"count": 1}).json()
+    twins.append(forked[0]["sandbox"])
+    assert [entry(client.box(twin), "labelled")["metadata"] for twin in twins] == [labels, {"later": "1"}]
+    write(client.box(twins[1]), "labelled", twin="1")
+    assert entry(box, "labelled")["metadata"] == {"later": "1"}
+    for one in (made, *twins):
         assert client.control.delete(f"/sandboxes/{one['sandboxID']}").status_code == 204
 
 
-def test_where_files_have_no_attributes_it_is_said(tmp_path: Path) -> None:
-    with serving(tmp_path / "home", "--runtime", "runsc") as served:
-        client = Client(served)
-        box = client.box(client.create(timeout=900))
-        refused = write(box, "labelled", kind="draft")
-        assert refused.status_code == 501
-        assert "metadata" in refused.json()["message"]
-        assert box.get("/files", params={"path": "labelled"}).status_code == 404
-        assert write(box, "labelled").status_code == 200
+def test_metadata_follows_its_file(either: Client) -> None:
+    made = either.create(timeout=900)
+    box = either.box(made)
+
+    def change(verb: str, **fields: str) -> None:
+        assert box.post(f"/filesystem.Filesystem/{verb}", json=fields).status_code == 200
+
+    def found(path: str) -> dict[str, str] | None:
+        return entry(box, path).get("metadata")
+
+    write(box, "d/a", is_="a")
+    write(box, "d/b", is_="b")
+    change("Move", source="d/a", destination="d/c")
+    change("Move", source="d", destination="e")
+    assert (found("e/c"), found("e/b")) == ({"is_": "a"}, {"is_": "b"})
+    output(box, "ln -s e /home/user/link; echo more >> e/c; chmod 600 e/c")
+    assert found("link/c") == {"is_": "a"}, "also changed in place, and by another name"
+    write(box, "link/b", other="1")
+    assert found("e/b") == {"other": "1"}
+    change("Move", source="e/b", destination="e/c")
+    assert found("e/c") == {"other": "1"}
+    write(box, "e/c")
+    assert found("e/c") is None
+    write(box, "e/c", again="1")
+    change("Remove", path="e")
+    write(box, "e/c")
+    assert found("e/c") is None
+    assert write(box, "e/c", **{"k" * 300: "1"}).status_code == 400
+    assert either.control.delete(f"/sandboxes/{made['sandboxID']}").status_code == 204
 
 
 def test_a_pause_of_files_only_is_a_boot(client: Client) -> None:

@@ -11,13 +11,14 @@ import struct
 import tempfile
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from guest_box import Box
-from sandkeep.errors import BadArgument, FileError, FileMissing, SandkeepError, Unsupported
+from guest_box import Box, guest
+from sandkeep.errors import BadArgument, FileError, FileMissing, SandkeepError
 from sandkeep.runtime.link.door import listening
 from waiting import PATIENCE, until
 
@@ -175,21 +176,36 @@ def expect(events: Any, kind: str, path: Path, attributes: bool = False) -> bool
             return True
 
 
-def test_attributes_come_with_the_content(box: Box, tmp_path: Path) -> None:
+NO_ATTRIBUTES = """
+import errno, os
+from guest import labels
+labels.PLACE = {place!r}
+def refuse(*_, **__):
+    raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+os.setxattr = os.getxattr = os.listxattr = refuse
+"""
+
+
+@pytest.fixture(params=["with", "without"])
+def either(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Box]:
+    """A guest whose files can have attributes, or none."""
+    (tmp_path / "run").mkdir()
+    place = str(tmp_path / "state" / "attributes")
+    before = NO_ATTRIBUTES.format(place=place) if request.param == "without" else ""
+    with guest(tmp_path / "run", before) as box:
+        yield box
+
+
+def test_attributes_come_with_the_content(either: Box, tmp_path: Path) -> None:
+    box, tmp_path = either, tmp_path / "files"
+    tmp_path.mkdir()
     where, given = str(tmp_path / "f"), {"user.kind": "draft", "user.odd": "a=b ü"}
-    (tmp_path / "probe").touch()
-    try:
-        os.setxattr(tmp_path / "probe", "user.kind", b"x")
-    except OSError:
-        with pytest.raises(Unsupported, match="attributes"):
-            box.write(where, b"1", xattrs=given)
-        assert sorted(os.listdir(tmp_path)) == ["probe", "run"]
-        return
+    (tmp_path / "run").mkdir()
     box.write(where, b"1", mode=0o400, xattrs=given)
     assert box.link.call("file_stat", path=where, xattrs=True)["entry"]["xattrs"] == given
     assert "xattrs" not in box.link.call("file_stat", path=where)["entry"]
     listed = box.link.call("file_list", path=str(tmp_path), xattrs=True)["entries"]
-    assert {one["name"]: one["xattrs"] for one in listed} == {"f": given, "probe": {"user.kind": "x"}, "run": {}}
+    assert {one["name"]: one["xattrs"] for one in listed} == {"f": given, "run": {}}
     box.write(where, b"2", xattrs={"user.other": "1"})
     assert box.link.call("file_stat", path=where, xattrs=True)["entry"]["xattrs"] == {"user.other": "1"}
     for bad in ({"trusted.x": "1"}, {"user.overlay.opaque": "y"}, {"user.x": 1}):
@@ -198,6 +214,71 @@ def test_attributes_come_with_the_content(box: Box, tmp_path: Path) -> None:
     with pytest.raises(BadArgument):
         box.write(where, b"3", xattrs={}, append=True)
     assert Path(where).read_bytes() == b"2"
+
+
+def attributes(box: Box, path: Path) -> dict[str, str]:
+    return dict(box.link.call("file_stat", path=str(path), xattrs=True)["entry"]["xattrs"])
+
+
+def test_attributes_follow_and_go_with_their_file(either: Box, tmp_path: Path) -> None:
+    box, top = either, tmp_path / "files"
+    for name in ("d/a", "d/b", "dd/a", "e/c"):
+        box.write(str(top / name), b"1", xattrs={"user.is": name})
+    box.link.call("file_move", path=f"{top}/d/a", to=f"{top}/d/../e/c")
+    assert attributes(box, top / "e/c") == {"user.is": "d/a"}
+    box.link.call("file_move", path=f"{top}/d/", to=f"{top}/d2")
+    assert attributes(box, top / "d2/b") == {"user.is": "d/b"}
+    with pytest.raises(FileMissing):
+        box.link.call("file_move", path=f"{top}/e/c", to=f"{top}/none/c")
+    with pytest.raises(FileError):
+        box.link.call("file_move", path=f"{top}/e/c", to=f"{top}/d2/b", overwrite=False)
+    (top / "busy").mkdir()
+    with pytest.raises(FileError):
+        box.link.call("file_move", path=f"{top}/e/c", to=f"{top}/busy")
+    assert (attributes(box, top / "e/c"), attributes(box, top / "d2/b")) == ({"user.is": "d/a"}, {"user.is": "d/b"})
+    os.symlink("e", top / "link")
+    box.link.call("file_remove", path=f"{top}/link")
+    assert attributes(box, top / "e/c") == {"user.is": "d/a"}, "the link went, not what it leads to"
+    box.link.call("file_remove", path=f"{top}/d2", recursive=True)
+    box.link.call("file_remove", path=f"{top}/e/c")
+    for name in ("d2/b", "e/c", "d/a"):
+        box.write(str(top / name), b"1")
+        assert attributes(box, top / name) == {}
+    assert attributes(box, top / "dd/a") == {"user.is": "dd/a"}, "a name that only begins alike"
+
+
+def test_what_a_program_makes_of_the_kept_attributes_breaks_nothing(tmp_path: Path) -> None:
+    place, where = tmp_path / "state" / "attributes", tmp_path / "f"
+    (tmp_path / "run").mkdir()
+    with guest(tmp_path / "run", NO_ATTRIBUTES.format(place=str(place))) as box:
+        box.write(str(where), b"1", xattrs={"user.a": "1"})
+        assert attributes(box, where) == {"user.a": "1"}
+        for junk in ("", "[]", "{", '{"/x": 1}', '{"/x": {"user.a": 1}}', '{"/x": {"trusted.a": "1"}}', "[" * 100_000):
+            place.write_text(junk)
+            assert attributes(box, where) == {}
+            box.write(str(where), b"1", xattrs={"user.a": "2"})
+            assert attributes(box, where) == {"user.a": "2"}
+        place.unlink()
+        os.mkfifo(place)
+        assert attributes(box, where) == {}
+        box.write(str(where), b"2", xattrs={"user.a": "3"})
+        assert attributes(box, where) == {"user.a": "3"}
+        place.unlink()
+        place.mkdir()
+        with pytest.raises(FileError):
+            box.write(str(where), b"3", xattrs={"user.a": "4"})
+        assert (where.read_bytes(), sorted(os.listdir(tmp_path))) == (b"2", ["f", "run", "state"])
+        assert os.listdir(place.parent) == ["attributes"]
+
+
+def test_threads_of_writers_keep_all_attributes(either: Box, tmp_path: Path) -> None:
+    names = [f"f{number}" for number in range(40)]
+    with ThreadPoolExecutor(8) as threads:
+        list(
+            threads.map(lambda name: either.write(str(tmp_path / "files" / name), b"1", xattrs={"user.n": name}), names)
+        )
+    listed = either.link.call("file_list", path=str(tmp_path / "files"), xattrs=True)["entries"]
+    assert {one["name"]: one["xattrs"] for one in listed} == {name: {"user.n": name} for name in names}
 
 
 def test_a_tunnel_carries_both_ways_with_half_close(box: Box) -> None:

@@ -7,10 +7,10 @@ import errno
 import os
 import stat as st
 
-from . import frames, moving
+from . import frames, labels, moving
 from .jobs import outcome
 from .people import Acting
-from .problems import BAD_ARGUMENT, UNSUPPORTED, Problem, file_problem
+from .problems import BAD_ARGUMENT, Problem, file_problem
 from .wire import Task
 
 TYPE_CHECKING = False
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any, Dict, List, Optional, Tuple, Union
 
     from .jobs import Steps
+    from .labels import Labels
     from .main import Guest
     from .people import Person
     from .wire import Connection
@@ -36,7 +37,8 @@ def _owner(guest: Guest, user: Who) -> Person:
     return guest.session.choose(user)
 
 
-def info(path: str, found: os.stat_result, xattrs: bool = False) -> Dict[str, Any]:
+def info(path: str, found: os.stat_result, kept: Optional[Labels] = None) -> Dict[str, Any]:
+    """With `kept`, also its attributes: its own, and those of them that are kept beside it."""
     kind = _KINDS.get(st.S_IFMT(found.st_mode), "device")
     entry = {
         "path": path,
@@ -49,8 +51,8 @@ def info(path: str, found: os.stat_result, xattrs: bool = False) -> Dict[str, An
         "mtime_ns": found.st_mtime_ns,
         "target": os.readlink(path) if kind == "symlink" else None,
     }
-    if xattrs:
-        entry["xattrs"] = _attributes(path) if kind in ("file", "dir") else {}
+    if kept is not None:
+        entry["xattrs"] = {**labels.of(kept, path), **_attributes(path)} if kind in ("file", "dir") else {}
     return entry
 
 
@@ -65,25 +67,29 @@ def _attributes(path: str) -> Dict[str, str]:
         raise
 
 
-def _set_attributes(fd: int, path: str, xattrs: Dict[str, str]) -> None:
+def _set_attributes(fd: int, path: str, xattrs: Dict[str, str]) -> bool:
+    """False where files can't carry any."""
     for name, value in xattrs.items():
         try:
             os.setxattr(fd, name, os.fsencode(value))
         except OSError as error:
             if error.errno == errno.ENOTSUP:
-                raise Problem(UNSUPPORTED, "{}: files here can't carry attributes".format(path), error.errno)
+                return False
             raise file_problem(error, path)
+    return True
 
 
 def stat(guest: Guest, conn: Connection, path: str, follow: bool, xattrs: bool, user: Who) -> Dict[str, Any]:
     path = guest.session.resolve(path)
+    kept = labels.read() if xattrs else None
     with _rights(guest, user):
-        return {"ok": True, "entry": info(path, os.stat(path, follow_symlinks=follow), xattrs)}
+        return {"ok": True, "entry": info(path, os.stat(path, follow_symlinks=follow), kept)}
 
 
 def list_folder(guest: Guest, conn: Connection, path: str, depth: int, xattrs: bool, user: Who) -> Steps:
     found: List[Dict[str, Any]] = []
     folders = [(guest.session.resolve(path), depth)]
+    kept = labels.read() if xattrs else None
     first = True
     while folders:
         folder, left = folders.pop()
@@ -101,7 +107,7 @@ def list_folder(guest: Guest, conn: Connection, path: str, depth: int, xattrs: b
                 for name in names[at : at + _SLICE]:
                     entry = os.path.join(folder, name)
                     try:
-                        found.append(info(entry, os.lstat(entry), xattrs))
+                        found.append(info(entry, os.lstat(entry), kept))
                     except FileNotFoundError:
                         continue
                     if left > 1 and found[-1]["kind"] == "dir":
@@ -146,22 +152,37 @@ def move(
     guest: Guest, conn: Connection, path: str, to: str, overwrite: bool, user: Who
 ) -> Union[Dict[str, Any], Steps]:
     path, to = guest.session.resolve(path), guest.session.resolve(to)
-    with _rights(guest, user):
-        if not overwrite and os.path.lexists(to):
-            raise file_problem(FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)), to)
-        try:
-            os.rename(path, to)
-        except FileNotFoundError as error:
-            raise file_problem(error, path if not os.path.lexists(path) else to)
-        except OSError as error:
-            if error.errno != errno.EXDEV:
-                raise
-            return moving.move(guest, conn, path, to, None if user is None else guest.session.choose(user))
+    try:
+        with labels.moved(path, to), _rights(guest, user):
+            if not overwrite and os.path.lexists(to):
+                raise file_problem(FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)), to)
+            try:
+                os.rename(path, to)
+            except FileNotFoundError as error:
+                raise file_problem(error, path if not os.path.lexists(path) else to)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        return _move_across(guest, conn, path, to, user)
     return {"ok": True}
+
+
+def _move_across(guest: Guest, conn: Connection, path: str, to: str, user: Who) -> Steps:
+    kept = labels.moved(path, to)
+    done = yield from moving.move(guest, conn, path, to, None if user is None else guest.session.choose(user))
+    with kept:
+        return done
 
 
 def remove(guest: Guest, conn: Connection, path: str, recursive: bool, user: Who) -> Steps:
     path = guest.session.resolve(path)
+    place = labels.place(path)
+    done = yield from _remove(guest, path, recursive, user)
+    labels.removed(place)
+    return done
+
+
+def _remove(guest: Guest, path: str, recursive: bool, user: Who) -> Steps:
     with _rights(guest, user):
         found = os.lstat(path)
         if os.path.samestat(found, os.lstat("/")):
@@ -277,6 +298,7 @@ class Write(Task):
         self._user = user
         self._fd = -1
         self._aside: Optional[str] = None
+        self._labels: Dict[str, str] = {}
         self._size = 0
 
     def open_aside(self, mode: Optional[int], parents: bool, xattrs: Dict[str, str]) -> None:
@@ -301,7 +323,8 @@ class Write(Task):
             self._aside = aside
             self._guest.asides.add(aside)
             try:
-                _set_attributes(self._fd, self._path, xattrs)
+                if not _set_attributes(self._fd, self._path, xattrs):
+                    self._labels = xattrs
                 if old is not None and (old.st_uid, old.st_gid) != (os.geteuid(), os.getegid()) and os.geteuid() == 0:
                     os.fchown(self._fd, old.st_uid, old.st_gid)
                 elif old is None:
@@ -350,7 +373,7 @@ class Write(Task):
 
     def _close(self) -> Dict[str, Any]:
         if self._aside is not None:
-            with _rights(self._guest, self._user):
+            with labels.written(self._path, self._labels), _rights(self._guest, self._user):
                 try:
                     os.rename(self._aside, self._path)
                 except OSError as error:

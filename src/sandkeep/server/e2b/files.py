@@ -14,7 +14,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from sandkeep.errors import BadArgument, FileError, Unsupported
+from sandkeep.errors import BadArgument, FileError
 from sandkeep.server.e2b.box import Box
 from sandkeep.server.e2b.errors import NO_SPACE, RpcError
 from sandkeep.server.e2b.forms import METADATA
@@ -115,10 +115,6 @@ async def _write(box: Box, given: str, body: AsyncIterator[bytes], labels: dict[
         async with box.link.stream("file_write", fields, body=source) as events:
             await source.during(_finish(events))
             entry = events.result["entry"]
-    except Unsupported:
-        raise RpcError(
-            "unimplemented", "files of this sandbox carry no metadata: gVisor has none; write without, or use runc"
-        ) from None
     except FileError as error:
         if error.details.get("errno") in NO_SPACE:
             raise
