@@ -89,3 +89,18 @@ def test_named_pipes_are_saved(make: Make, runtime: str) -> None:
     kept = sb.checkpoint()
     again = Sandbox(home=sb._home.path, runtime=runtime, from_checkpoint=kept.id)
     assert run(again, "stat -c '%F %a' pipe; (echo through > pipe &); cat pipe") == "fifo 640\nthrough\n"
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_watch_goes_on(make: Make, runtime: str) -> None:
+    sb = make(runtime=runtime)
+    run(sb, "mkdir d; touch d/old")
+    with sb.files.watch("d") as changes:
+        sb.snapshot()
+        run(sb, "echo x > d/new; echo y >> d/old")
+        seen = set()
+        while len(seen) < 2:
+            seen.add(next(changes).path.rpartition("/")[2])
+    assert seen == {"new", "old"}
+    run(sb, "touch d/more")
+    assert sb.snapshot().how == "copied"  # once copied, always copied

@@ -249,6 +249,8 @@ def _open_regular(path: str, flags: int, mode: int = 0o666) -> Tuple[int, os.sta
 
 
 class Read(Task):
+    in_files = True
+
     def __init__(self, conn: Connection, fd: int, length: Optional[int]) -> None:
         self._conn = conn
         self._fd = fd
@@ -290,6 +292,8 @@ def read(guest: Guest, conn: Connection, path: str, offset: int, length: Optiona
 
 class Write(Task):
     """Data frames into a file: aside and renamed over it at the end, or in place."""
+
+    in_files = True
 
     def __init__(self, guest: Guest, conn: Connection, path: str, user: Who) -> None:
         self._guest = guest

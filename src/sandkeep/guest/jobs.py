@@ -33,6 +33,8 @@ def outcome(call: Callable[[], Any]) -> Any:
 
 
 class Job(Task):
+    in_files = True
+
     def __init__(self, conn: Connection, steps: Steps) -> None:
         self._conn = conn
         conn.task = self

@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 
-from . import door, files, house, jobs, ops, proc, spawn
+from . import door, house, ops, proc, spawn
 from .loop import Loop
 from .numbers import Numbers
 from .processes import Table
@@ -84,7 +84,7 @@ class Guest:
         return bool(self.holders or self.stopped) or self.asleep
 
     def file_tasks(self) -> bool:
-        return any(isinstance(conn.task, (files.Read, files.Write, jobs.Job)) for conn in self._clients)
+        return any(conn.task is not None and conn.task.in_files for conn in self._clients)
 
     @property
     def can_sleep(self) -> bool:

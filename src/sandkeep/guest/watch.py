@@ -27,6 +27,8 @@ _HEAD = struct.Struct("iIII")
 class Watch(Task):
     """Ends when the client leaves. A client that does not read is told of an overflow instead of what it missed."""
 
+    in_files = True
+
     def __init__(self, conn: Connection, path: str, recursive: bool, left: Callable[[], Any]) -> None:
         self._conn = conn
         self._left = left

@@ -22,6 +22,8 @@ _SOON = 0.005
 class Task:
     """Who answers the request at hand, when it is not answered at once."""
 
+    in_files = False  # it holds something of the root as it is mounted now
+
     def frame(self, kind: int, payload: bytes) -> None:
         raise Problem(GUEST_PROTOCOL, "no frame of kind {} was expected".format(kind))
 
