@@ -11,10 +11,11 @@ from click.testing import CliRunner
 
 from conftest import Make
 from sandkeep.checkpoints.base import Base
+from sandkeep.checkpoints.unpack import unpack
 from sandkeep.cli.main import main
 from sandkeep.layers import overlay
 from sandkeep.layers.check import breaks
-from trees import make_socket, whiteout
+from trees import fill, make_socket, open_repo, save, whiteout
 
 
 @pytest.fixture
@@ -120,3 +121,26 @@ def test_gc_check_names_breaks_and_ends_with_5(make: Make, home: Path) -> None:
     assert (code, [one["path"] for one in json.loads(told)]) == (5, ["/srv/made/x"])
     bad.unlink()
     bad.parent.rmdir()
+
+
+def test_a_checkpoint_deletes_nothing_where_this_base_has_no_folder(root: Path) -> None:
+    """It was saved on another machine's base. A whiteout in a folder that nothing below has would be listed."""
+    repo = open_repo(root)
+    there, here, tree = root / "there", root / "here", root / "tree"
+    for folder in (there / "d/inner", there / "e", here / "e", tree / "d/inner", tree / "e"):
+        folder.mkdir(parents=True)
+    for name in ("d/x", "d/inner/x", "d/inner/y", "e/x", "e/y"):
+        (there / name).write_text("x")
+    for name in ("d/x", "d/inner/x", "e/x"):
+        whiteout(tree / name)
+    kept = save(repo, tree, below=Base({"/": str(there)}))
+    below = Base({"/": str(here)})
+    unpack(repo, kept.id, root / "layer", base=below)
+    assert breaks([root / "layer"], below) == []
+    assert (root / "layer/e/x").is_char_device()
+    assert sorted(path.name for path in (root / "layer/d").rglob("*")) == ["inner"]
+    fill(root / "empty", {})
+    empty = save(repo, root / "empty", below=Base({"/": str(there)}))
+    unpack(repo, empty.id, root / "under", base=below)
+    unpack(repo, kept.id, root / "over", base=below, since=empty.id)
+    assert breaks([root / "over", root / "under"], below) == []

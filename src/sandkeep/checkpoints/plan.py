@@ -86,12 +86,18 @@ def _either(found: dict[bytes, bytes], repo: Repository, blob: bytes) -> bytes:
     return found[blob] if blob in found else repo.read(blob)
 
 
-def whole(repo: Repository, root: Entry, groups: list[list[bytes]]) -> Plan:
+def whole(repo: Repository, root: Entry, groups: list[list[bytes]], base: Base | None = None) -> Plan:
     plan = Plan(root)
     for path, entry in walk(repo, root):
-        plan.put(path, entry)
+        if _is_hidden(path, entry, base):
+            plan.put(path, entry)
     plan.groups = groups
     return plan
+
+
+def _is_hidden(path: bytes, entry: Entry, base: Base | None) -> bool:
+    """False for a whiteout in a folder that this base has not, though the one it was saved on had: the kernel would list it."""
+    return entry.kind != WHITEOUT or base is None or base.is_folder(os.path.dirname(path))
 
 
 def difference(
@@ -130,7 +136,8 @@ def difference(
             if base_folder and before is not None:
                 raise OutOfReach
             for inner, item in walk(repo, entry):
-                plan.put(join(at, inner), item)
+                if _is_hidden(join(at, inner), item, base):
+                    plan.put(join(at, inner), item)
         for name, gone in was.items():
             at = join(path, name)
             if gone.kind == WHITEOUT or (shows and (base is None or base.stat(at) is not None)):

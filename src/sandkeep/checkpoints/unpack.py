@@ -57,7 +57,7 @@ def unpack(
     made = _difference(repo, record, groups, since, base) if since is not None else None
     on = since if made is not None else None
     if made is None:
-        made = planning.whole(repo, record.root, groups)
+        made = planning.whole(repo, record.root, groups, base)
     return write_plan(repo, made, to, on, limit, progress)
 
 
