@@ -77,6 +77,43 @@ def test_the_whole_day(runtime: str) -> None:
     assert told["left"] == []
 
 
+INSIDE = """
+import json, os
+from pathlib import Path
+from sandkeep import Sandbox
+from sandkeep.sandbox.checking import check
+from sandkeep.sandbox.home import Home
+from sandkeep.sandbox.sweeping import gc
+home = Path(os.environ["HOME"]) / "sandkeep"
+told = {}
+sb = Sandbox(home=home, runtime="runc")
+sb.commands.run("mkdir d; echo x > d/x; chmod 700 d; chown daemon d/x", user="root")
+told["how"] = [sb.snapshot().how, sb.snapshot().how]
+sb.files.move("d", "moved")
+told["moved"] = sb.commands.run("ls -A; stat -c '%a %U' moved moved/x", user="root").stdout
+sb.commands.run("chmod 711 /; rm -r moved; mkdir moved; echo one > a; ln a b", user="root")
+told["how"].append(sb.snapshot().how)
+told["linked"] = sb.commands.run("echo two >> a; cat b; stat -c %i a b | uniq | wc -l", user="root").stdout
+fork = sb.fork()
+told["fork"] = fork.commands.run("stat -c %a /; ls -A . moved", user="root").stdout
+told["breaks"] = [str(one) for one in check(Home(home))]
+fork.kill()
+sb.kill()
+gc(Home(home), cache=True)
+print(json.dumps(told))
+"""
+
+
+def test_what_a_save_means_inside() -> None:
+    with ordinary_user.home() as home:
+        told = json.loads(ordinary_user.run(INSIDE, home=home).splitlines()[-1])
+    assert told["how"] == ["rotated", "unchanged", "copied"]
+    assert told["moved"] == "moved\n700 root\n644 daemon\n"
+    assert told["linked"] == "one\ntwo\n1\n"
+    assert told["fork"] == "711\n.:\na\nb\nmoved\n\nmoved:\n"
+    assert told["breaks"] == []
+
+
 BUCKET = """
 import json, os
 from pathlib import Path
