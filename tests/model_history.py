@@ -20,6 +20,7 @@ class Played:
     steps: int = 0
     edits: int = 0
     limits: int = 0
+    killed: int = 0
     seconds: float = 0.0
     seen: dict[str, int] = field(default_factory=dict)
 
@@ -86,6 +87,8 @@ class Author:
             steps.append(["lose_cache", rng.randrange(2)])
         if box:
             steps += [["pause", name, self._name("c")], ["export", name, self._name("x")]]
+            if rng.random() < 0.3:
+                steps.append(["crash", name, rng.choice(["snapshot", "checkpoint", "fork"]), round(rng.random(), 3)])
             steps += [["fork", name, self._name("b")]] * (2 if len(world.boxes) < 3 else 0)
             steps += [["kill", name]] * (len(world.boxes) > 1) + [["kill", name]] * (len(world.boxes) > 2)
             steps += [["delete_snapshot", name, rng.choice(list(box.snapshots))]] if box.snapshots else []
@@ -119,7 +122,7 @@ def play(rules: Rules, history: Callable[[World], Iterator[Step]], until: float 
             world.end()
         except Wrong as wrong:
             played.wrong = wrong
-        played.steps, played.edits, played.limits = world.steps, world.edits, world.limits
+        played.steps, played.edits, played.limits, played.killed = world.steps, world.edits, world.limits, world.killed
     played.seconds = time.monotonic() - began
     return played
 

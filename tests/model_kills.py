@@ -44,7 +44,7 @@ class Killer:
         self.snapshots: dict[str, int] = {}
         self.checkpoints: dict[str, int] = {}
         self.id, self.paused = "", False
-        self.nursery = Nursery(self.home, self.place, runtime)
+        self.nursery = Nursery(self.place, runtime)
 
     def __enter__(self) -> Killer:
         return self
@@ -88,7 +88,7 @@ class Killer:
         if not self.paused and self.rng.random() < 0.6:
             self.write(Sandbox.attach(self.id, home=self.home))
         usual = self.took.get(verb, 0.3)
-        told = self.nursery.run(verb, [self.id, argument], self.rng.random() * 1.3 * usual)
+        told = self.nursery.run(self.home, verb, [self.id, argument], self.rng.random() * 1.3 * usual)
         if told["failed"] and not (verb == "store_gc" and "Busy" in told["failed"]):
             raise AssertionError(told["failed"])
         if told["killed"]:
@@ -221,20 +221,20 @@ def leftovers(home: Path, but: int) -> list[str]:
 class Nursery:
     """A process that has everything imported and forks one child for each operation."""
 
-    def __init__(self, home: Path, store: Path, runtime: str) -> None:
+    def __init__(self, store: Path, runtime: str) -> None:
         paths = os.pathsep.join(sys.path)
         self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).resolve()), json.dumps([str(home), str(store), runtime])],
+            [sys.executable, str(Path(__file__).resolve()), json.dumps([str(store), runtime])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": paths},
             text=True,
         )
 
-    def run(self, verb: str, arguments: list[str], delay: float) -> dict[str, Any]:
+    def run(self, home: Path, verb: str, arguments: list[str], delay: float) -> dict[str, Any]:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps([verb, arguments, delay]) + "\n")
+        self.process.stdin.write(json.dumps([str(home), verb, arguments, delay]) + "\n")
         self.process.stdin.flush()
         told: dict[str, Any] = json.loads(self.process.stdout.readline())
         return told
@@ -249,13 +249,13 @@ class Nursery:
 
 def nursery(where: list[str]) -> None:
     for line in sys.stdin:
-        verb, arguments, delay = json.loads(line)
+        home, verb, arguments, delay = json.loads(line)
         read, write = os.pipe()
         began = time.monotonic()
         child = os.fork()
         if child == 0:
             os.close(read)
-            labour(where, verb, arguments, write)
+            labour([home, *where], verb, arguments, write)
         os.close(write)
         time.sleep(delay)
         os.kill(child, signal.SIGKILL)

@@ -91,6 +91,7 @@ def _lines(rules: Rules, verb: str, a: list[Any]) -> list[str]:
         "forget": lambda: [f"Store(store, home=homes[{a[1]}]).forget(keep_last={a[0]})"],
         "forget_one": lambda: [f"Store(store, home=homes[{a[1]}]).forget([{a[0]}])"],
         "unforget": lambda: [f"Store(store, home=homes[{a[1]}]).unforget({a[0]}.id)"],
+        "crash": lambda: [f"# here whoever did {a[0]}.{a[1]}() was killed after {a[2] * 0.3:.3f} s"],
         "store_gc": lambda: [f"Store(store, home=homes[{a[0]}]).gc()"],
         "home_gc": lambda: [f"gc(Home(homes[{a[0]}]), cache={a[1]})"],
         "lose_cache": lambda: [f"__import__('shutil').rmtree(homes[{a[0]}] / 'cache', ignore_errors=True)"],

@@ -75,7 +75,7 @@ def worker(work: tuple[int, int, argparse.Namespace, float]) -> Told:
 
 def history(rules: Rules, seed: int, steps: int, until: float) -> Told:
     played = play(rules, made_up(seed, steps), until)
-    told = {"histories": 1, "steps": played.steps, "edits": played.edits}
+    told = {"histories": 1, "steps": played.steps, "edits": played.edits, "kills": played.killed}
     told["cycles"] = played.seen.get("resume", 0)
     if played.wrong is not None:
         told["left" if played.wrong.what == "left" else "lost" if "failed" in played.wrong.what else "wrong"] = 1

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import model_inside
+from model_kills import Nursery
+from model_saved import odd_in_store, shown
 from model_tree import Edit, Facts, Tree
 from sandkeep import Sandbox, Store
 from sandkeep.checkpoints.base import Base
 from sandkeep.checkpoints.catalog import Store as AnyStore
 from sandkeep.errors import CheckpointNotFound, SandkeepError, SnapshotNotFound
 from sandkeep.layers.check import breaks
-from sandkeep.runtime import kernel
 from sandkeep.sandbox import squashing
 from sandkeep.sandbox.home import Home
 from sandkeep.sandbox.sweeping import gc
@@ -88,7 +89,8 @@ class World:
         self.forgotten: dict[str, tuple[str, Tree]] = {}
         self.parents: dict[str, str | None] = {}
         self.blobs: dict[str, tuple[Path, Tree]] = {}
-        self.steps = self.edits = self.limits = 0
+        self.steps = self.edits = self.limits = self.killed = 0
+        self.nursery: Nursery | None = None
 
     # The life of a world
 
@@ -99,6 +101,8 @@ class World:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self.nursery is not None:
+            self.nursery.close()
         squashing.LONG, squashing.KEEP, squashing.later = self._was
         for home in self.homes:
             for id in Home(home).ids():
@@ -205,7 +209,13 @@ class World:
             return False
         info = self._saving(box, box.sandbox.snapshot)
         box.snapshots[saved] = info.id, box.tree.copy()
-        self._look_at(box, saved, info.layers)
+        if not os.geteuid() and info.layers:
+            machine = box.sandbox._held
+            base, trees = machine.base(machine.record()), machine.home.layers.trees(info.layers)
+            if broken := breaks(trees, Base(base.roots()), base.usr):
+                raise Wrong("layers", "; ".join(map(str, broken)))
+            seen = shown(trees, base, self.own / "mounted", self.rules.roots, self.rules.alone)
+            self._compare(f"snapshot of {box.sandbox.id}", box.tree, seen, saved, links=True)
         return None
 
     def _saving(self, box: Box, save: Any) -> Any:
@@ -240,7 +250,10 @@ class World:
             return False
         info = self._saving(box, box.sandbox.checkpoint)
         self.saved[saved], self.parents[info.id] = (info.id, box.tree.copy()), info.parent_id
-        self._look_in(info.id, saved, box.tree)
+        with self.store(1) as store:
+            for root in ROOTS:  # the base has nothing of its own there
+                if odd := odd_in_store(store.files(info.id), root, box.tree):
+                    raise Wrong("store", f"{saved}: {odd}")
         return None
 
     def create_from(self, name: str, saved: str, home: int) -> bool | None:
@@ -299,6 +312,26 @@ class World:
         path, tree = self.blobs[blob]
         box.sandbox.import_state(path)
         self._became(box, tree)
+        return self._check(name)
+
+    def crash(self, name: str, verb: str, part: float) -> bool | None:
+        """kill -9 of whoever snapshots, checkpoints or forks, after a part of the time that it takes: nothing here changes."""
+        if not (box := self._running(name)):
+            return False
+        if self.nursery is None:
+            self.nursery = Nursery(self.own / "store", self.rules.runtime)
+        self.killed += self._saving(
+            box, lambda: self.nursery.run(self.homes[box.home], verb, [box.sandbox.id, ""], part * 0.3)["killed"]
+        )
+        self.home_gc(box.home, False)
+        known = {other.sandbox.id for other in self.boxes.values()}
+        for info in Sandbox.list(home=self.homes[box.home]):
+            if info.id not in known:
+                Sandbox.attach(info.id, home=self.homes[box.home]).kill()
+        with self.store(box.home) as store:
+            for info in store.checkpoints():
+                if info.id not in {id for id, _ in self.saved.values()}:
+                    self.saved[info.id], self.parents[info.id] = (info.id, box.tree.copy()), info.parent_id
         return self._check(name)
 
     # The store and the homes
@@ -414,60 +447,10 @@ class World:
             )
             raise Wrong(what, f"{detail}\n{shown}", differences)
 
-    def _look_at(self, box: Box, saved: str, layers: list[str]) -> None:
-        """A snapshot as its layers show it, mounted aside."""
-        if os.geteuid() or not layers:
-            return
-        machine = box.sandbox._held
-        base, place = machine.base(machine.record()), self.own / "mounted"
-        trees = machine.home.layers.trees(layers)
-        if broken := breaks(trees, Base(base.roots()), base.usr):
-            raise Wrong("layers", "; ".join(map(str, broken)))
-
-        def look() -> dict[str, Facts]:
-            kernel.private_mounts()
-            place.mkdir(exist_ok=True)
-            _mount([*trees, base.root], place)
-            if base.usr:
-                usr = [tree / "usr" for tree in trees if (tree / "usr").is_dir()]
-                usr += [base.root / "usr"] if os.listdir(base.root / "usr") else []
-                _mount([*usr, Path("/usr")], place / "usr")
-            return model_inside.look(self.rules.roots, self.rules.alone, str(place))
-
-        self._compare(f"snapshot of {box.sandbox.id}", box.tree, kernel.in_thread(look), saved, links=True)
-
-    def _look_in(self, id: str, saved: str, tree: Tree) -> None:
-        """A checkpoint as the store shows it, where the base has nothing of its own."""
-        with self.store(1) as store:
-            files = store.files(id)
-            for root in ROOTS:
-                mine = {path for path in tree.nodes if path.startswith(root + "/")}
-                found, todo = set[str](), [root]
-                while todo:
-                    with contextlib.suppress(SandkeepError):
-                        for entry in files.ls(todo.pop()):
-                            found.add(entry.path)
-                            todo += [entry.path] if entry.kind == "dir" else []
-                            node = tree.nodes.get(entry.path)
-                            if node and (node.kind, node.mode) != (entry.kind, entry.mode):
-                                raise Wrong("store", f"{saved} {entry}, wanted {node}")
-                            if node and node.kind == "file" and files.read(entry.path) != node.data:
-                                raise Wrong("store", f"{saved} {entry.path!r} has other contents")
-                if found != mine:
-                    raise Wrong("store", f"{saved} has {sorted(found - mine)}, lacks {sorted(mine - found)}")
-
 
 def _at_once(home: Home, base: str, stack: list[str]) -> None:
     if len(stack) > LONG:
         squashing.squash_now(home, base, stack[KEEP:])
-
-
-def _mount(lowers: list[Path], place: Path) -> None:
-    if len(lowers) == 1:
-        kernel.mount(str(lowers[0]), str(place), None, kernel.MS_BIND)
-        return
-    settings = f"userxattr,xino=off,index=off,lowerdir={':'.join(map(str, lowers))}"
-    kernel.mount("overlay", str(place), "overlay", 1, settings)
 
 
 def _command() -> str:
