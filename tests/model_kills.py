@@ -191,11 +191,14 @@ class Killer:
                 Sandbox.attach(info.id, home=self.home).kill()
         except (SandkeepError, AssertionError, CheckpointNotFound) as error:
             self.lost.append(f"at the end: {type(error).__name__} {error}")
-        until, left = time.monotonic() + 30, [""]
+        until, left, before = time.monotonic() + 30, [""], [""]
         while left and time.monotonic() < until:
+            before = left
+            time.sleep(0.3)
             gc(Home(self.home), cache=True)
             left = leftovers(self.home, self.nursery.process.pid)
-            time.sleep(0.2)
+            if left == before and not any(one.startswith("process") for one in left):
+                break  # nobody is at it any more
         self.left += left
 
 
