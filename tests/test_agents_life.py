@@ -127,13 +127,35 @@ def test_storage_by_default_is_the_homes_own(home: Path) -> None:
             assert store.latest().id == kept.id
 
 
+NOWHERE = {"url": "s3://b/p", "endpoint": "http://127.0.0.1:9", "access_key": "a", "secret_key": "b"}
+
+
 def test_a_storage_that_is_not_there_is_refused_before_a_sandbox_exists(make_agent: MakeAgent, home: Path) -> None:
-    with pytest.raises(SandkeepError) as refused:
-        make_agent(
-            storage={"url": "s3://b/p", "endpoint": "http://127.0.0.1:9", "access_key": "a", "secret_key": "b"}
-        ).run("true")
-    assert isinstance(refused.value, StoreUnreachable)
+    with pytest.raises(StoreUnreachable):
+        make_agent(storage=NOWHERE).run("true", from_checkpoint="latest")
+    with pytest.raises(BadArgument):
+        make_agent(storage="s4://b").run("true")
     assert Sandbox.list(home=home) == []
+
+
+def test_a_storage_that_is_not_there_does_not_fail_a_run(
+    make_agent: MakeAgent, home: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with make_agent(storage=NOWHERE) as agent, caplog.at_level("WARNING", "sandkeep.agents"):
+        got = agent.run("echo done > f; cat f")
+        assert (got.status, got.stdout, got.checkpoint) == ("completed", "done\n", None)
+        assert got.checkpoint_error
+        assert got.checkpoint_error in caplog.text
+        with pytest.raises(StoreUnreachable):
+            agent.pause()
+        assert agent.status().state == "idle"
+        agent._options.storage = tmp_path / "store"  # it can be reached now
+        again = agent.run("cat f")
+        assert (again.stdout, again.checkpoint_error) == ("done\n", None)
+        with Store(tmp_path / "store", home=home) as store:
+            assert store.read(again.checkpoint.id, f"{WORKSPACE}/f") == b"done\n"
+    with Store(home=home) as store:
+        assert store.checkpoints() == []
 
 
 # life

@@ -9,14 +9,16 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from sandkeep.agents.spec import TRUSTED, AgentSpec
-from sandkeep.errors import RuntimeFailed
-from sandkeep.model import Mount
+from sandkeep.checkpoints.catalog import Store
+from sandkeep.errors import Busy, RuntimeFailed
+from sandkeep.model import CheckpointInfo, Mount, RestoreReport
 from sandkeep.runtime.base import resolve
-from sandkeep.sandbox import Sandbox, killing, lifecycle
+from sandkeep.sandbox import Sandbox, beginning, killing, lifecycle
 from sandkeep.sandbox.home import Home, lock, read_known, write_json
 from sandkeep.sandbox.machine import Machine
 from sandkeep.sandbox.restoring import become
@@ -37,6 +39,25 @@ def create(home: Home, spec: AgentSpec, packages: Path | None, **options: Any) -
         killing.kill(machine)
         raise
     return machine.id
+
+
+def create_from(
+    home: Home, spec: AgentSpec, packages: Path | None, store: Store, checkpoint: CheckpointInfo, **options: Any
+) -> tuple[str, RestoreReport]:
+    """A sandbox that is what a checkpoint says, on the agent's program where the checkpoint holds a part only; and how it came."""
+    under: Callable[[], list[str]] | None = None
+    if spec.package and checkpoint.scope == "workspace":
+        _install(home, spec, packages, options["runtime"])
+
+        def under() -> list[str]:
+            stack = _recall(home, spec)
+            if stack is None:
+                raise Busy(f"the program of agent {spec.name} was removed meanwhile, by `gc --cache`", "try again")
+            return stack
+
+    options |= {"cwd": None}
+    machine, report = beginning.create_from(home, store, checkpoint.id, "files", under=under, **options)
+    return machine.id, report
 
 
 def _stand(machine: Machine, spec: AgentSpec) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets as random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -12,8 +12,9 @@ from typing import Any, Literal
 from sandkeep.agents import registry, setup
 from sandkeep.agents.events import Masker
 from sandkeep.agents.setup import Named
-from sandkeep.agents.spec import AgentSpec
+from sandkeep.agents.spec import AgentSpec, Scope
 from sandkeep.checkpoints.catalog import Store
+from sandkeep.checkpoints.filters import KEY_FILES, Filter
 from sandkeep.checkpoints.records import check_words
 from sandkeep.errors import BadArgument
 from sandkeep.model import HOME, WORKSPACE, Limits, Mount
@@ -42,6 +43,8 @@ class Options:
     sandbox_id: str | None = None
     tag: str | None = None
     keep_failed: bool = True
+    scope: Scope | None = None
+    exclude: Sequence[str] | None = None
     network: Literal["none", "host"] | None = None
     runtime: str = "auto"
     limits: Limits | None = None
@@ -55,6 +58,7 @@ class Options:
         setup.check_mode(self.workspace_mode)
         check_words(self.tag, None, None, {"name": "", "fingerprint": ""})
         self.tag = self.tag or f"{self.type}-{random.token_hex(6)}"
+        self.kept: dict[str, Any] = self._kept()
         self.all_secrets = self._secrets()
         self.masker = Masker(self.all_secrets)
         self.prepared = {
@@ -63,6 +67,24 @@ class Options:
             **setup.files_below(WORKSPACE, self.files, "files"),
         }
         self.host_packages = setup.host_packages(self.packages, os.environ)
+
+    def _kept(self) -> dict[str, Any]:
+        """What is kept in checkpoints of runs; keys in clear never are."""
+        scope = self.spec.scope if self.scope is None else self.scope
+        Filter(scope, self.exclude)
+        self._check_state(Filter(scope, []))
+        if scope == "workspace" and self.exclude is None:
+            return {"scope": scope, "exclude": None}
+        return {"scope": scope, "exclude": [*(self.exclude or ()), *KEY_FILES]}
+
+    def _check_state(self, rules: Filter) -> None:
+        own = (*self.spec.state, *([self.spec.conversation.split("*")[0].strip("/")] if self.spec.conversation else []))
+        lost = [name for name in own if rules.leaves_out(f"{HOME}/{name}".strip("/").encode(), folder=True)]
+        if lost:
+            raise BadArgument(
+                f"scope 'workspace' leaves out what agent {self.type} keeps in ~/{lost[0]}",
+                "use scope='all', with exclude",
+            )
 
     def _secrets(self) -> dict[str, str]:
         found = check_variables("secrets", self.secrets)

@@ -23,9 +23,9 @@ _CODEX = (
 )
 
 _BUILT_IN = (
-    AgentSpec("shell", script=True, network="none", prompt_file="AGENTS.md"),
+    AgentSpec("shell", script=True, scope="workspace", network="none", prompt_file="AGENTS.md"),
     AgentSpec(
-        "claude",
+        "claude", scope="workspace",
         package="@anthropic-ai/claude-code", version="2.1.197", program="bin/claude",
         command=("{program}", "-p", "{prompt}", ("--model", "{model}"), "--output-format", "stream-json", "--verbose",
                  "--dangerously-skip-permissions", "{continue}"),
@@ -36,7 +36,7 @@ _BUILT_IN = (
         prompt_file="CLAUDE.md", skills=".claude/skills", mcp=("claude", ".claude.json"), parser=parsers.claude,
     ),
     AgentSpec(
-        "codex",
+        "codex", scope="workspace",
         package="@openai/codex", version="0.166.0", program="bin/codex",
         command=("{program}", "exec", ("--model", "{model}"), "--dangerously-bypass-approvals-and-sandbox",
                  "--skip-git-repo-check", "--json", "-c", "model_provider=sandkeep", "-c", _CODEX, "{continue}", "{prompt}"),
@@ -45,7 +45,7 @@ _BUILT_IN = (
         env=_COMMON, skills=".codex/skills", mcp=("toml", ".codex/config.toml"), parser=parsers.codex,
     ),
     AgentSpec(
-        "gemini",
+        "gemini", scope="workspace",
         package="@google/gemini-cli", version="0.61.0", program="bin/gemini",
         command=("{program}", "--prompt", "{prompt}", ("--model", "{model}"), "--yolo", "--output-format", "stream-json",
                  "{continue}"),
@@ -56,7 +56,7 @@ _BUILT_IN = (
         prompt_file="GEMINI.md", skills=".gemini/skills", mcp=("json", ".gemini/settings.json"), parser=parsers.gemini,
     ),
     AgentSpec(
-        "qwen",
+        "qwen", scope="workspace",
         package="@qwen-code/qwen-code", version="0.15.10", program="bin/qwen",
         command=("{program}", "{prompt}", "--auth-type", "openai", ("--model", "{model}"), "--yolo", "--output-format",
                  "stream-json", "{continue}"),
@@ -66,7 +66,7 @@ _BUILT_IN = (
         prompt_file="QWEN.md", skills=".qwen/skills", mcp=("json", ".qwen/settings.json"), parser=parsers.claude,
     ),
     AgentSpec(
-        "kimi",
+        "kimi", scope="workspace",
         package="@moonshot-ai/kimi-code", version="2.1.0", program="bin/kimi",
         install="npm install -g --no-audit --no-fund --loglevel=error --prefix {into} node@22.23.3 {package}@{version}",
         command=("/opt/agents/kimi/bin/node", "{program}", "-p", "{prompt}", "--output-format", "stream-json", "{continue}"),
@@ -76,7 +76,7 @@ _BUILT_IN = (
         skills=".kimi-code/skills", mcp=("json", ".kimi-code/mcp.json"), parser=parsers.kimi,
     ),
     AgentSpec(
-        "opencode",
+        "opencode", scope="workspace",
         package="opencode-ai", version="1.18.33", program="bin/opencode",
         command=("{program}", "run", ("--model", "sandkeep/{model}"), "--format", "json", "{continue}", "{prompt}"),
         resume=("--continue",), conversation=".local/share/opencode/opencode.db",

@@ -18,6 +18,7 @@ MODES: dict[str, tuple[str, ...]] = {
     "knowledge": ("context", "scripts", "temp", "output"),
     "swe": ("context", "scripts", "temp", "output", "repo"),
 }
+TEMP = f"{WORKSPACE}/temp"
 RESULT = f"{WORKSPACE}/output/result.json"
 _BEGIN, _END = "# sandkeep: begin mcp servers", "# sandkeep: end mcp servers"
 

@@ -17,6 +17,7 @@ HOLES = {"prompt", "model", "base_url", "program", "continue"}
 TRUSTED = {
     "NODE_EXTRA_CA_CERTS": "/etc/ssl/certs/ca-certificates.crt"
 }  # node has a list of its own; use the system's too
+Scope = Literal["all", "workspace"]
 McpStyle = Literal["claude", "json", "toml", "opencode"]
 
 
@@ -37,6 +38,7 @@ class AgentSpec:
     install: str = "npm install -g --no-audit --no-fund --loglevel=error --prefix {into} {package}@{version}"
     program: str = ""  # below where it is installed, or a name on the PATH
     state: Sequence[str] = ()  # the agent's own folders below home
+    scope: Scope = "all"  # what its checkpoints keep, unless the Agent says otherwise
     settings: Mapping[str, str] = field(default_factory=dict)  # files below home that it needs, written where missing
     private: Sequence[str] = ()  # files below home that may hold a key: never in a checkpoint
     key: str = ""  # the variable of its key; "" needs none

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from sandkeep.checkpoints import records
 from sandkeep.checkpoints.attachments import attach
 from sandkeep.checkpoints.base import Base
 from sandkeep.checkpoints.filters import Filter
-from sandkeep.checkpoints.merge import Merge, Progress
+from sandkeep.checkpoints.merge import Merge, PartsUnknown, Progress
 from sandkeep.checkpoints.nodes import Entry
 from sandkeep.checkpoints.records import Record, canonical
 from sandkeep.errors import BadArgument, CheckpointNotFound, Corrupt, NotFound
@@ -28,7 +29,8 @@ from sandkeep.store.writer import Writer
 
 @dataclass(frozen=True)
 class Source:
-    """What to save: `trees` are overlay uppers, the lowest first, on top of checkpoint `parent` (None: of the base).
+    """What to save: `trees` are overlay uppers, the lowest first, on top of checkpoint `parent` (None: of the base), which the
+    layers `below` show, read only if what the parent left out is to be kept now.
 
     The trees must not change while they are captured.
     """
@@ -36,6 +38,7 @@ class Source:
     trees: Sequence[Path]
     parent: str | None = None
     base: Base = field(default_factory=Base)
+    below: Sequence[Path] | None = None
 
 
 def load_record(repo: Repository, checkpoint: str, cached: bool = False) -> Record:
@@ -101,7 +104,11 @@ def capture(
         raise BadArgument(f"{parent_id!r} is not the id of a checkpoint")
     rules = Filter(scope, exclude)
     facts, loose = canonical(dict(session), "session"), canonical(dict(volatile or {}), "volatile")
-    with _opened([*source.trees][::-1]) as trees, repo.writer() as writer:
+    with (
+        _opened([*source.trees][::-1]) as trees,
+        _opened([*(source.below or ())][::-1]) as below,
+        repo.writer() as writer,
+    ):
         # The parent is read while the writer is announced: from here on a collector keeps what it names.
         parent = load_record(repo, source.parent) if source.parent else None
         if parent is not None and (parent.scope, parent.exclude) != (rules.scope, rules.exclude):
@@ -109,7 +116,15 @@ def capture(
                 "the parent was saved with another scope or other exclusions",
                 "capture all the sandbox's layers on top of its base (parent None), and name the parent by parent_id",
             )
-        root, links, left_out = _merge(repo, writer, trees, source.base, parent, rules, progress)
+        merge = partial(_merge, repo, writer, source.base, rules, progress)
+        try:
+            root, links, left_out = merge(trees, below, parent)
+        except PartsUnknown:
+            if source.below is None:
+                raise BadArgument(
+                    "what the parent left out is to be kept now, and its layers are not given", "give them as `below`"
+                )
+            root, links, left_out = merge([*trees, *below], [], None)
         attached = {name: attach(writer, folder) for name, folder in (attachments or {}).items()}
         session_blob = writer.add(facts)
         if unless is not None and (same := _same(repo, unless, root, links, base, session_blob, attached)):
@@ -142,11 +157,12 @@ def capture(
 
 
 def _merge(
-    repo: Repository, writer: Writer, trees: list[int], base: Base, parent: Record | None, rules: Filter, progress: Progress | None
+    repo: Repository, writer: Writer, base: Base, rules: Filter, progress: Progress | None,
+    trees: list[int], below: list[int], parent: Record | None,
 ) -> tuple[Entry, bytes | None, dict[bytes, str]]:  # fmt: skip
     before = load_list(repo, parent.left_out) if parent else []
     groups = load_list(repo, parent.links) if parent else []
-    merge = Merge(trees, base, rules, repo.read, writer, progress)
+    merge = Merge(trees, base, rules, repo.read, writer, progress, below)
     root = merge.run(parent.root if parent else None, (path for path, why in before if why == "environment"))
     return root, _add_list(writer, merge.groups(groups)), merge.all_left_out(map(tuple, before))
 

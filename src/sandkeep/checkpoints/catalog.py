@@ -23,6 +23,7 @@ from sandkeep.checkpoints.plan import check_groups
 from sandkeep.checkpoints.records import Record
 from sandkeep.checkpoints.remote import RepositorySpec
 from sandkeep.checkpoints.retention import ForgetReport
+from sandkeep.checkpoints.states import compare_states
 from sandkeep.checkpoints.unpack import Unpacked
 from sandkeep.errors import BadArgument, CheckpointNotFound, Corrupt, system
 from sandkeep.model import CheckpointInfo, FileInfo, parse_size
@@ -185,11 +186,13 @@ class Store:
             return extract(self.repo, self.resolve(checkpoint), Path(to), glob, progress)
 
     def diff(self, a: Checkpoint, b: Checkpoint, times: bool = True) -> list[Change]:
-        """What changed from `a` to `b`, sorted by path; `times=False` passes over what only was touched."""
+        """What changed from `a` to `b`: files by their paths, then session, workflow state, processes and memory by their names.
+        `times=False` passes over what only was touched."""
         old, new = self.record(a), self.record(b)
         before, after = (check_groups(load_list(self.repo, record.links), record.id) for record in (old, new))
         found = compare(self.repo, old.root, new.root, before, after, times)
-        return sorted(found, key=lambda change: (change.path, change.change))
+        files = sorted(found, key=lambda change: (change.path, change.change))
+        return [*files, *compare_states(self.session(old.id), self.session(new.id))]
 
     def left_out(self, checkpoint: Checkpoint) -> dict[str, str]:
         """Everything the checkpoint left out, of which `excluded` has the first, and why: excluded, environment, socket, device."""

@@ -16,7 +16,8 @@ from sandkeep.store.repository import Repository
 @dataclass(frozen=True)
 class Change:
     """`what` says in which ways a changed entry differs: kind, content, mode, owner, attributes, links, time, base
-    (a folder hides, or no longer hides, the base's)."""
+    (a folder hides, or no longer hides, the base's). Beside files `kind` is one of cwd, user (with `old` and `new`), env, variable,
+    function, alias, option, workflow, process, memory, and `path` the name."""
 
     path: str
     change: Literal["added", "removed", "changed"]
@@ -24,6 +25,8 @@ class Change:
     what: tuple[str, ...] = ()
     size: int = 0
     old_size: int = 0
+    old: str = ""
+    new: str = ""
 
 
 Groups = list[list[bytes]]

@@ -12,13 +12,20 @@ from sandkeep.model import HOME, WORKSPACE
 
 AGENT_FOLDERS = (
     ".claude", ".codex", ".gemini", ".qwen", ".kimi", ".kimi-code",
-    ".local/share/opencode", ".config/opencode", ".local/state/opencode",
+    ".local/share/opencode", ".config/opencode", ".local/state/opencode", ".sandkeep/events",
 )  # fmt: skip
 AGENT_FILES = (".claude.json",)
+KEY_FILES = tuple(
+    f"{HOME}/{name}"
+    for name in (
+        ".claude/.credentials.json", ".codex/auth.json", ".gemini/oauth_creds.json", ".qwen/oauth_creds.json",
+        ".kimi-code/config.toml", ".local/share/opencode/auth.json",
+    )
+)  # where agents keep keys in clear  # fmt: skip
 DEFAULT_EXCLUDE = (
     *(f"{WORKSPACE}/**/{name}" for name in ("node_modules/", "__pycache__/", "*.pyc")),
     *(f"{WORKSPACE}/{name}" for name in (".cache/", ".npm/", ".pip/", "temp/")),
-    *(f"{HOME}/{name}" for name in (".codex/auth.json", ".kimi-code/config.toml")),  # keys in clear
+    *KEY_FILES,
 )
 _ENVIRONMENTS = (b"venv", b".venv")
 
@@ -55,6 +62,10 @@ class Filter:
         if self._spec is None:
             return False
         return self._spec.match_file(_one_line(os.fsdecode(path)) + ("/" if folder else ""))
+
+    def leads(self, path: bytes) -> bool:
+        """Whether something that the scope keeps lies below `path`."""
+        return any(kept.startswith(path + b"/") for kept in self._kept)
 
     def may_be_environment(self, name: bytes) -> bool:
         """A folder that is left out if, and only if, it holds a pyvenv.cfg."""

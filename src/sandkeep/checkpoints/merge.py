@@ -26,6 +26,10 @@ Progress = Callable[[str, int, int], None]  # phase, entries done, bytes done
 _REPORT_EVERY = 512
 
 
+class PartsUnknown(Exception):
+    """What the parent left out is to be kept now, or the other way round: all layers must be read."""
+
+
 class _Folder:
     """A directory while it is merged: which trees have it, what the parent had, whether the base shows through."""
 
@@ -56,9 +60,11 @@ class _Folder:
 
 class Merge:
     def __init__(
-        self, trees: list[int], base: Base, rules: Filter, read: nodes.Read, writer: Writer, progress: Progress | None
-    ) -> None:
+        self, trees: list[int], base: Base, rules: Filter, read: nodes.Read, writer: Writer, progress: Progress | None,
+        below: list[int] | None = None,
+    ) -> None:  # fmt: skip
         self._trees = trees  # descriptors, the topmost first
+        self._below = below or []  # the layers that show the parent
         self._base = base
         self._rules = rules
         self._read = read
@@ -167,7 +173,11 @@ class Merge:
                 continue
             if self._incremental:
                 self.replaced.add(path)
-            entry = self._file(here, name, path, tree, fd) if is_file else self._special(name, path, fd)
+            if self._rules.leads(path):
+                self._leave_out(path, fd, name)
+                entry = None
+            else:
+                entry = self._file(here, name, path, tree, fd) if is_file else self._special(name, path, fd)
             if entry is None:
                 self._erase(here, name, path)
             else:
@@ -204,37 +214,38 @@ class Merge:
 
     def _skip(self, here: _Folder, name: bytes, path: bytes, fd: int, is_folder: bool) -> bool:
         why = ""
+        if not is_folder and self._rules.leads(path):
+            return False  # left out too, but it hides a folder of the scope's
         if self._rules.leaves_out(path, is_folder):
             why = "excluded"
         elif is_folder and self._rules.may_be_environment(name) and self._is_environment(here, path):
             why = "environment"
         if not why:
             return False
-        if is_folder or not is_whiteout(os.stat(name, dir_fd=fd, follow_symlinks=False)):
+        if is_folder:
             self.left_out[path] = why
+        else:
+            self._leave_out(path, fd, name)
         here.rows.pop(name, None)
         if self._incremental:
+            if not here.base_shows and self._base.stat(path) is not None:
+                raise PartsUnknown  # is the base hidden here by a layer, or because all that is in it was?
             self.replaced.add(path)
         return True
 
+    def _leave_out(self, path: bytes, fd: int, name: bytes) -> None:
+        if not is_whiteout(os.stat(name, dir_fd=fd, follow_symlinks=False)):
+            self.left_out[path] = "excluded"
+
     def _is_environment(self, here: _Folder, path: bytes) -> bool:
-        """Whether the merged folder at `path` holds a pyvenv.cfg. What the parent left out stays so until it is replaced."""
-        for tree in here.trees:
-            try:
-                fd = open_folder(self._trees[tree], path)
-            except FileNotFoundError:
-                continue
-            except NotADirectoryError:
-                return False
-            try:
-                state = os.stat(b"pyvenv.cfg", dir_fd=fd, follow_symlinks=False)
-                return not is_whiteout(state) or path in self._environments
-            except FileNotFoundError:
-                if is_opaque(fd):
-                    return False
-            finally:
-                os.close(fd)
-        return path in self._environments
+        """Whether the merged folder at `path` holds a pyvenv.cfg. What the parent left out for one stays out while that is there; without
+        it, what is in the layers below is needed."""
+        config, whole = _config([self._trees[tree] for tree in here.trees], path)
+        if config or whole or path not in self._environments or self._gone(path):
+            return bool(config)
+        if config is None and (not self._below or _config(self._below, path)[0]):
+            return True
+        raise PartsUnknown
 
     def _file(self, here: _Folder, name: bytes, path: bytes, tree: int, fd: int) -> Entry:
         file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=fd)
@@ -328,6 +339,29 @@ class Merge:
         self._bytes += size
         if self._progress is not None and (final or self._done % _REPORT_EVERY == 0):
             self._progress("capture", self._done, self._bytes)
+
+
+def _config(trees: list[int], path: bytes) -> tuple[bool | None, bool]:
+    """Whether the folder holds a pyvenv.cfg, None if these layers don't say; and whether all that is in it is in these."""
+    found: bool | None = None
+    for tree in trees:
+        try:
+            fd = open_folder(tree, path)
+        except FileNotFoundError:
+            continue
+        except NotADirectoryError:
+            return found, True
+        try:
+            if found is None:
+                found = not is_whiteout(os.stat(b"pyvenv.cfg", dir_fd=fd, follow_symlinks=False))
+        except FileNotFoundError:
+            pass
+        finally:
+            opaque = is_opaque(fd)
+            os.close(fd)
+        if opaque:
+            return found, True
+    return found, False
 
 
 def _put(folder: _Folder, name: bytes, entry: Entry | None) -> None:

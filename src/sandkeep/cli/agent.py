@@ -51,6 +51,10 @@ def agent() -> None:
 )
 @click.option("--timeout", type=float, help="Seconds.")
 @click.option("--tag", help="Of the checkpoints [default: a new one].")
+@click.option("--scope", type=click.Choice(["all", "workspace"]), help="What checkpoints keep [default: workspace].")
+@click.option(
+    "--exclude", multiple=True, metavar="PATTERN", help="Left out of checkpoints, as in a .gitignore at the root."
+)
 @click.option("--sandbox", "sandbox_id", help="Run in this sandbox, and leave it running.")
 @click.option("--keep", is_flag=True, help="Leave the sandbox running.")
 @store_options
@@ -58,7 +62,7 @@ def agent() -> None:
 @guarded
 def run(
     type: str, prompt: str, from_checkpoint: str | None, comment: str | None, contexts: tuple[Path, ...], secrets: tuple[str, ...],
-    env: tuple[str, ...], schema: Path | None, timeout: float | None, sandbox_id: str | None, keep: bool, url: str | None,
+    env: tuple[str, ...], exclude: tuple[str, ...], schema: Path | None, timeout: float | None, sandbox_id: str | None, keep: bool, url: str | None,
     endpoint: str | None, region: str | None, home: Path | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Run an agent (shell: the prompt is a script) and save its state; ends with the agent's exit code.
@@ -71,7 +75,7 @@ def run(
     held = Agent(
         type, storage=opened(url, endpoint, region, home, create=True), home=home, sandbox_id=sandbox_id,
         secrets={name: os.environ[name] for name in secrets}, env=pairs(env, "env"),
-        context={path.name: path for path in contexts}, **options,
+        context={path.name: path for path in contexts}, exclude=list(exclude) or None, **options,
     )  # fmt: skip
     if not as_json:
         held.on("content", lambda event: draw(event) if event.role != "user" else None)

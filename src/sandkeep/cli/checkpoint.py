@@ -15,6 +15,7 @@ from sandkeep.checkpoints.catalog import Store
 from sandkeep.checkpoints.compare import Change
 from sandkeep.checkpoints.lineage import Ancestor
 from sandkeep.checkpoints.retention import ForgetReport
+from sandkeep.checkpoints.states import KINDS as STATES
 from sandkeep.cli.drawing import drawn
 from sandkeep.cli.output import (
     comment_option,
@@ -188,19 +189,31 @@ def diff(a: str, b: str, times: bool, everything: bool, as_json: bool, **where: 
         found = list(store.diff(a, b, times))
     table(
         found if everything or as_json else _telling(found),
-        {"change": lambda c: c.change, "path": lambda c: c.path, "what": lambda c: " ".join(c.what)},
+        {"change": lambda c: c.change, "path": _named, "what": lambda c: " ".join(c.what)},
         as_json,
     )
+
+
+def _named(change: Change) -> str:
+    """A file by its path; what is no file says what it is."""
+    if change.kind not in STATES:
+        return change.path
+    told = f"{change.old} -> {change.new}" if change.old or change.new else change.path
+    return told if told == change.kind else f"{change.kind} {told}"
 
 
 def _telling(changes: list[Change]) -> list[Change]:
     """Without the folders that are there only for what is listed inside them: a folder of the base is stored, and counts as
     added, once something in it is."""
+    states = [c for c in changes if c.kind in STATES]
     found = [
-        c for c in changes if (c.change, c.kind) != ("changed", "dir") or not {"content", "time"}.issuperset(c.what)
+        c
+        for c in changes
+        if c.kind not in STATES
+        and ((c.change, c.kind) != ("changed", "dir") or not {"content", "time"}.issuperset(c.what))
     ]
     above = {str(folder) for change in found for folder in PurePosixPath(change.path).parents}
-    return [c for c in found if c.kind != "dir" or c.change == "changed" or c.path not in above]
+    return [*(c for c in found if c.kind != "dir" or c.change == "changed" or c.path not in above), *states]
 
 
 FILES = {

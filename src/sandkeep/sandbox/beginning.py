@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from sandkeep.checkpoints.catalog import Store
@@ -20,9 +21,17 @@ from sandkeep.sandbox.saved import Saved, load_saved
 
 
 def create_from(
-    home: Home, store_like: StoreLike, id: str, require: Level, *, progress: Progress | None = None, **options: Any
+    home: Home,
+    store_like: StoreLike,
+    id: str,
+    require: Level,
+    *,
+    under: Callable[[], list[str]] | None = None,
+    progress: Progress | None = None,
+    **options: Any,
 ) -> tuple[Machine, RestoreReport]:
-    """As high on the ladder as can be; below `require` nothing is left of it."""
+    """As high on the ladder as can be; below `require` nothing is left of it. `under` says which layers lie below what the checkpoint
+    holds, for one that holds a part only; it is asked with the layers' lock held."""
     store = as_store(home, store_like)
     saved = load_saved(store, store.get(id).id)
     ladder.check(saved, require)
@@ -42,7 +51,10 @@ def create_from(
             record.stack = stack
             record.save(machine.folder)
 
-        fetch(home, store, saved.id, layer, use, progress)
+        fetch(home, store, saved.id, layer, use, progress, alone=under is not None)
+        if under is not None:
+            with home.layers_lock():
+                use([*record.stack, *under()])
         record.parent_stack = list(record.stack)
         if not why:
             memory.fetch(machine, store, saved.id)

@@ -136,7 +136,7 @@ def keep(
     )
     trees = [machine.home.layers.tree(layer) for layer in reversed(taken.stack)]
     whole = Source(trees, base=below_of(base))
-    source = replace(whole, trees=trees[below:], parent=record.parent) if on_parent else whole
+    source = replace(whole, trees=trees[below:], parent=record.parent, below=trees[:below]) if on_parent else whole
     step("checkpoint: taken")
 
     def save(source: Source) -> CheckpointInfo:
@@ -205,8 +205,9 @@ def fetch(
     progress: Progress | None = None,
     *,
     remembered: bool = True,
+    alone: bool = False,
 ) -> list[str]:
-    """A stack that shows the checkpoint, made of what is here and at most the one new `layer`.
+    """A stack that shows the checkpoint, made of what is here and at most the one new `layer`; with `alone` of that only.
 
     `use` is told which layers are used from now on, before anybody can discard them, and notes it on disk.
     """
@@ -218,11 +219,11 @@ def fetch(
                 use([*above, *stack])
             return stack
 
-    stack = found(checkpoint)
+    stack = None if alone else found(checkpoint)
     if stack is not None:
         return stack
     since, below = None, list[str]()
-    for ancestor in store.lineage(checkpoint)[1:]:
+    for ancestor in [] if alone else store.lineage(checkpoint)[1:]:
         if ancestor.state == "kept" and (stack := found(ancestor.id, layer)) is not None:
             since, below = ancestor.id, stack
             break

@@ -20,8 +20,9 @@ from sandkeep.agents.response import AgentResponse, AgentStatus, RunStatus
 from sandkeep.agents.schema import check_schema
 from sandkeep.agents.setup import Named
 from sandkeep.checkpoints.catalog import Store
-from sandkeep.checkpoints.records import check_comment
-from sandkeep.errors import AgentMismatch, BadArgument, FileError, NotFound, SandboxNotFound, SandkeepError
+from sandkeep.checkpoints.filters import KEY_FILES
+from sandkeep.checkpoints.records import SHOWN, check_comment
+from sandkeep.errors import AgentMismatch, BadArgument, FileError, NotFound, SandboxNotFound, SandkeepError, StoreError
 from sandkeep.model import HOME, WORKSPACE, CheckpointInfo, RestoreReport, State
 from sandkeep.sandbox import AsyncSandbox, keeping
 from sandkeep.sandbox._async.commands import checked_seconds
@@ -48,6 +49,7 @@ class AsyncAgent:
         self._holding = Holding()
         self._sandbox: AsyncSandbox | None = None
         self._store: Store | None = None
+        self._stored: AsyncSandbox | None = None  # the sandbox that knows the store
         self._turn: AsyncTurn | None = None
         self._sinks: dict[str, list[Callable[[Any], object]]] = {channel: [] for channel in CHANNELS}
         self._notes: list[str] = []
@@ -194,8 +196,15 @@ class AsyncAgent:
     async def _save(self, sandbox: AsyncSandbox, comment: str | None, **run: Any) -> CheckpointInfo:
         options = self._options
         about = facts.metadata(options.spec, options.workspace_mode, options.model, **run)
-        async with AsyncPrivate(sandbox, self._private()):
-            return await sandbox.checkpoint(comment, tag=self.session_id, metadata=about)
+        store = await self._needed()
+        await self._tell_store(sandbox, store)
+        private = [path for path in self._private() if path not in KEY_FILES]
+        async with AsyncPrivate(sandbox, private):
+            info = await sandbox.checkpoint(comment, tag=self.session_id, metadata=about, **options.kept)
+        left = info.excluded if len(info.excluded) <= SHOWN else await blocking(store.left_out, info.id)
+        for path in sorted({*KEY_FILES} & {*left}):
+            self._notes.append(f"not in the checkpoint, for it may hold a key: {path}")
+        return info
 
     async def wait(self) -> AgentResponse:
         """The outcome of the run in the background. It is not checkpointed; checkpoint() does that."""
@@ -252,7 +261,7 @@ class AsyncAgent:
         return self._sandbox
 
     async def _begin(self) -> AsyncSandbox:
-        store, options = await self._opened(), self._options
+        store, options = await self._reached(), self._options
         create = partial(installing.create, options.place, options.spec, options.host_packages, **options.sandbox())
         sandbox = await AsyncSandbox.attach(await blocking(create), home=options.place.path)
         return await self._hold(sandbox, store, fresh=True)
@@ -264,18 +273,21 @@ class AsyncAgent:
         info = await blocking(facts.check, store, checkpoint, options.spec, options.workspace_mode)
         if self._sandbox is not None:
             await refuse_running(self._sandbox)
-        sandbox = await AsyncSandbox.create(
-            from_checkpoint=info.id, store=store, home=options.place.path, **options.sandbox()
-        )
+        create = partial(installing.create_from, options.place, options.spec, options.host_packages, store, info)
+        id, report = await blocking(partial(create, **options.sandbox()))
+        sandbox = await AsyncSandbox.attach(id, home=options.place.path)
+        sandbox.restore_report = report
         before, self._sandbox = self._sandbox, None
         found = await self._hold(sandbox, store, fresh=False)
+        if setup.TEMP in await blocking(store.left_out, info.id):
+            await sandbox.files.mkdir(setup.TEMP)
         if before is not None:
             await before.kill()
         self._lived("restored", checkpoint=info.id)
         return found
 
     async def _attach(self, id: str) -> AsyncSandbox:
-        options, store = self._options, await self._opened()
+        options, store = self._options, await self._reached()
         about = (await (await AsyncSandbox.attach(id, home=options.place.path)).info()).metadata.get("agent") or {}
         mode = about.get("workspace_mode", options.workspace_mode)
         if about.get("type", self.type) != self.type or mode != options.workspace_mode:
@@ -289,7 +301,8 @@ class AsyncAgent:
 
     async def _hold(self, sandbox: AsyncSandbox, store: Store | None, fresh: bool) -> AsyncSandbox:
         try:
-            await blocking(keeping.choose_store, sandbox._held, store)
+            if store is not None:
+                await self._tell_store(sandbox, store)
             await prepare(sandbox, self._options, fresh)
         except BaseException:
             if sandbox.id != self._options.sandbox_id:
@@ -304,6 +317,19 @@ class AsyncAgent:
             self._store = await blocking(self._options.open_store)
         return self._store
 
+    async def _reached(self) -> Store | None:
+        """The store, or None where there is none now: a run goes on without, and says that it was not kept."""
+        try:
+            return await self._opened()
+        except StoreError as error:
+            log.warning("the store can't be had: %s", error)
+            return None
+
+    async def _tell_store(self, sandbox: AsyncSandbox, store: Store) -> None:
+        if self._stored is not sandbox:
+            await blocking(keeping.choose_store, sandbox._held, store)
+            self._stored = sandbox
+
     @classmethod
     def _in(cls, sandbox: AsyncSandbox, options: Options) -> Self:
         """An agent in a sandbox that is ready."""
@@ -316,7 +342,6 @@ class AsyncAgent:
         self, sandbox: AsyncSandbox, response: AgentResponse, prompt: str, comment: str | None
     ) -> AgentResponse:
         """Go on in the sandbox where another object ran the prompt; what it did is kept as ours."""
-        await blocking(keeping.choose_store, sandbox._held, await self._opened())
         self._sandbox = sandbox
         saved, wrong = await self._keep(sandbox, response.run_id, response.status, response.exit_code, prompt, comment)
         return replace(response, checkpoint=saved, checkpoint_error=wrong)
@@ -327,7 +352,8 @@ class AsyncAgent:
             if self._options.storage is False:
                 raise no_storage()
             await refuse_running(self.sandbox)
-            async with AsyncPrivate(self.sandbox, self._private()) as private:
+            await self._tell_store(self.sandbox, await self._needed())
+            async with AsyncPrivate(self.sandbox, [*{*KEY_FILES, *self._private()}]) as private:
                 info = await self.sandbox.pause(comment, tag=self.session_id)
                 self._put_back = private.give_up()
             self._lived("paused", checkpoint=info.id)

@@ -21,8 +21,9 @@ from sandkeep.agents.response import AgentResponse, AgentStatus, RunStatus
 from sandkeep.agents.schema import check_schema
 from sandkeep.agents.setup import Named
 from sandkeep.checkpoints.catalog import Store
-from sandkeep.checkpoints.records import check_comment
-from sandkeep.errors import AgentMismatch, BadArgument, FileError, NotFound, SandboxNotFound, SandkeepError
+from sandkeep.checkpoints.filters import KEY_FILES
+from sandkeep.checkpoints.records import SHOWN, check_comment
+from sandkeep.errors import AgentMismatch, BadArgument, FileError, NotFound, SandboxNotFound, SandkeepError, StoreError
 from sandkeep.model import HOME, WORKSPACE, CheckpointInfo, RestoreReport, State
 from sandkeep.sandbox import Sandbox, keeping
 from sandkeep.sandbox._sync.commands import checked_seconds
@@ -49,6 +50,7 @@ class Agent:
         self._holding = Holding()
         self._sandbox: Sandbox | None = None
         self._store: Store | None = None
+        self._stored: Sandbox | None = None  # the sandbox that knows the store
         self._turn: Turn | None = None
         self._sinks: dict[str, list[Callable[[Any], object]]] = {channel: [] for channel in CHANNELS}
         self._notes: list[str] = []
@@ -195,8 +197,15 @@ class Agent:
     def _save(self, sandbox: Sandbox, comment: str | None, **run: Any) -> CheckpointInfo:
         options = self._options
         about = facts.metadata(options.spec, options.workspace_mode, options.model, **run)
-        with Private(sandbox, self._private()):
-            return sandbox.checkpoint(comment, tag=self.session_id, metadata=about)
+        store = self._needed()
+        self._tell_store(sandbox, store)
+        private = [path for path in self._private() if path not in KEY_FILES]
+        with Private(sandbox, private):
+            info = sandbox.checkpoint(comment, tag=self.session_id, metadata=about, **options.kept)
+        left = info.excluded if len(info.excluded) <= SHOWN else blocking(store.left_out, info.id)
+        for path in sorted({*KEY_FILES} & {*left}):
+            self._notes.append(f"not in the checkpoint, for it may hold a key: {path}")
+        return info
 
     def wait(self) -> AgentResponse:
         """The outcome of the run in the background. It is not checkpointed; checkpoint() does that."""
@@ -253,7 +262,7 @@ class Agent:
         return self._sandbox
 
     def _begin(self) -> Sandbox:
-        store, options = self._opened(), self._options
+        store, options = self._reached(), self._options
         create = partial(installing.create, options.place, options.spec, options.host_packages, **options.sandbox())
         sandbox = Sandbox.attach(blocking(create), home=options.place.path)
         return self._hold(sandbox, store, fresh=True)
@@ -265,16 +274,21 @@ class Agent:
         info = blocking(facts.check, store, checkpoint, options.spec, options.workspace_mode)
         if self._sandbox is not None:
             refuse_running(self._sandbox)
-        sandbox = Sandbox.create(from_checkpoint=info.id, store=store, home=options.place.path, **options.sandbox())
+        create = partial(installing.create_from, options.place, options.spec, options.host_packages, store, info)
+        id, report = blocking(partial(create, **options.sandbox()))
+        sandbox = Sandbox.attach(id, home=options.place.path)
+        sandbox.restore_report = report
         before, self._sandbox = self._sandbox, None
         found = self._hold(sandbox, store, fresh=False)
+        if setup.TEMP in blocking(store.left_out, info.id):
+            sandbox.files.mkdir(setup.TEMP)
         if before is not None:
             before.kill()
         self._lived("restored", checkpoint=info.id)
         return found
 
     def _attach(self, id: str) -> Sandbox:
-        options, store = self._options, self._opened()
+        options, store = self._options, self._reached()
         about = ((Sandbox.attach(id, home=options.place.path)).info()).metadata.get("agent") or {}
         mode = about.get("workspace_mode", options.workspace_mode)
         if about.get("type", self.type) != self.type or mode != options.workspace_mode:
@@ -288,7 +302,8 @@ class Agent:
 
     def _hold(self, sandbox: Sandbox, store: Store | None, fresh: bool) -> Sandbox:
         try:
-            blocking(keeping.choose_store, sandbox._held, store)
+            if store is not None:
+                self._tell_store(sandbox, store)
             prepare(sandbox, self._options, fresh)
         except BaseException:
             if sandbox.id != self._options.sandbox_id:
@@ -303,6 +318,19 @@ class Agent:
             self._store = blocking(self._options.open_store)
         return self._store
 
+    def _reached(self) -> Store | None:
+        """The store, or None where there is none now: a run goes on without, and says that it was not kept."""
+        try:
+            return self._opened()
+        except StoreError as error:
+            log.warning("the store can't be had: %s", error)
+            return None
+
+    def _tell_store(self, sandbox: Sandbox, store: Store) -> None:
+        if self._stored is not sandbox:
+            blocking(keeping.choose_store, sandbox._held, store)
+            self._stored = sandbox
+
     @classmethod
     def _in(cls, sandbox: Sandbox, options: Options) -> Self:
         """An agent in a sandbox that is ready."""
@@ -313,7 +341,6 @@ class Agent:
 
     def _adopt(self, sandbox: Sandbox, response: AgentResponse, prompt: str, comment: str | None) -> AgentResponse:
         """Go on in the sandbox where another object ran the prompt; what it did is kept as ours."""
-        blocking(keeping.choose_store, sandbox._held, self._opened())
         self._sandbox = sandbox
         saved, wrong = self._keep(sandbox, response.run_id, response.status, response.exit_code, prompt, comment)
         return replace(response, checkpoint=saved, checkpoint_error=wrong)
@@ -324,7 +351,8 @@ class Agent:
             if self._options.storage is False:
                 raise no_storage()
             refuse_running(self.sandbox)
-            with Private(self.sandbox, self._private()) as private:
+            self._tell_store(self.sandbox, self._needed())
+            with Private(self.sandbox, [*{*KEY_FILES, *self._private()}]) as private:
                 info = self.sandbox.pause(comment, tag=self.session_id)
                 self._put_back = private.give_up()
             self._lived("paused", checkpoint=info.id)
