@@ -153,7 +153,7 @@ class World:
             return
         at = dice.randrange(len(record.stack) - 1)
         run = record.stack[at:]
-        layer = squashing.squash_now(place.home, run)
+        layer = squashing.squash_now(place.home, str(self.base), run)
         if layer is not None:
             record.stack = squashing.swap(record.stack, layer, run)
             record.parent_stack = squashing.swap(record.parent_stack, layer, run)

@@ -191,8 +191,15 @@ class Store:
         old, new = self.record(a), self.record(b)
         before, after = (check_groups(load_list(self.repo, record.links), record.id) for record in (old, new))
         found = compare(self.repo, old.root, new.root, before, after, times)
+        pairs = ((old.session, new.session), (old.volatile, new.volatile))
         files = sorted(found, key=lambda change: (change.path, change.change))
-        return [*files, *compare_states(self.session(old.id), self.session(new.id))]
+        return [
+            *files,
+            *(row for was, now in pairs if was != now for row in compare_states(*map(self._json, (was, now)))),
+        ]
+
+    def _json(self, blob: bytes) -> dict[str, Any]:
+        return load_json(self.repo, blob)
 
     def left_out(self, checkpoint: Checkpoint) -> dict[str, str]:
         """Everything the checkpoint left out, of which `excluded` has the first, and why: excluded, environment, socket, device."""
