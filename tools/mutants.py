@@ -327,7 +327,7 @@ def main() -> int:
 
 
 def survey(faults: list[Fault], seconds: float) -> int:
-    survivors = []
+    survivors, unsure = list[Fault](), 0
     with tempfile.TemporaryDirectory(prefix="sandkeep-mutants-") as folder:
         root = copied(Path(folder))
         for fault in faults:
@@ -343,13 +343,17 @@ def survey(faults: list[Fault], seconds: float) -> int:
                 subprocess.run([sys.executable, "tools/unasync.py"], cwd=root, check=True, capture_output=True)
             if by and by.startswith("tests/") and run(root, [by], seconds)[0] != 0:
                 by = f"{by}, which fails without it too"
+            verdict = (
+                "NOT NOTICED" if by is None else "noticed" if by.startswith("tests/") and " " not in by else "unsure"
+            )
             survivors += [fault] if by is None else []
+            unsure += verdict == "unsure"
             took = time.monotonic() - began
             print(
                 f"{'NOT NOTICED' if by is None else 'noticed':11} {fault.path}:{fault.line} {fault.kind}: {fault.was}"
             )
             print(f"{'':11}   {took:.0f} s{f', by {by}' if by else ''}", flush=True)
-    print(f"noticed {len(faults) - len(survivors)} of {len(faults)}")
+    print(f"noticed {len(faults) - len(survivors) - unsure} of {len(faults)}, unsure of {unsure}")
     for fault in survivors:
         print(f"  not noticed: {fault.path}:{fault.line} {fault.kind}: {fault.was}")
     return 0
