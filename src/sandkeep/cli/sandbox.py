@@ -17,7 +17,7 @@ from sandkeep.cli.output import comment_option, count, guarded, json_option, pla
 from sandkeep.cli.terminal import attach
 from sandkeep.errors import BadArgument
 from sandkeep.model import Limits, Mount, SandboxInfo
-from sandkeep.sandbox import Sandbox
+from sandkeep.sandbox import Sandbox, killing, purging
 from sandkeep.sandbox._sync.commands import MAX_OUTPUT, Collector, run_fields
 from sandkeep.sandbox.checking import check as check_layers
 from sandkeep.sandbox.home import Home
@@ -220,13 +220,22 @@ def shell(id: str, home: Path | None) -> None:
 
 
 @sandbox.command()
-@click.argument("ids", nargs=-1, required=True)
+@click.argument("ids", nargs=-1)
+@click.option("--all", "every", is_flag=True, help="Every sandbox of this home.")
 @home_option
 @guarded
-def kill(ids: tuple[str, ...], home: Path | None) -> None:
+def kill(ids: tuple[str, ...], every: bool, home: Path | None) -> None:
     """End sandboxes and remove them from this host. Checkpoints stay in their store."""
+    if every == bool(ids):
+        raise BadArgument("name sandboxes, or say --all", "`sandkeep sandbox list` shows them")
+    found = Home(home)
+    if every:
+        purging.kill_all(found)
+        return
     for id in ids:
-        Sandbox.attach(id, home=home).kill()
+        found.existing(id)
+    for error in killing.kill_all(found, ids).values():
+        raise error
 
 
 @sandbox.command()
@@ -309,6 +318,22 @@ def pause(id: str, comment: str | None, home: Path | None, as_json: bool) -> Non
 def resume(id: str, home: Path | None, as_json: bool) -> None:
     """Wake a paused sandbox and say how much came back."""
     show(Sandbox.attach(id, home=home).resume(), as_json)
+
+
+@click.command()
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@home_option
+@guarded
+def purge(yes: bool, home: Path | None) -> None:
+    """Kill every sandbox of this home, then remove the home, its own store of checkpoints too."""
+    found = Home(home)
+    purging.check(found)
+    if not yes:
+        click.confirm(
+            f"remove {found.path} with all of its sandboxes and the checkpoints in its own store?", abort=True
+        )
+    for name in purging.purge(found):
+        click.echo(f"left: {found.path / name}, which purge does not remove", err=True)
 
 
 @click.command()

@@ -35,14 +35,20 @@ def guest_argv(*, forgetful: bool = False) -> list[str]:
 
 
 @cache
+def _sources() -> tuple[list[Path], str]:
+    """The guest's modules, and a name for their content."""
+    sources = sorted(guest_source().glob("*.py"))
+    digest = hashlib.sha256(b"".join(path.name.encode() + b"\0" + path.read_bytes() for path in sources)).hexdigest()
+    return sources, digest[:16]
+
+
 def guest_code(home: Path) -> Path:
     """The guest's package as sandboxes of this home see it: a copy named by its content, compiled for this host's Python.
 
     A living sandbox keeps the code that it was started with, and starting one compiles nothing.
     """
-    sources = sorted(guest_source().glob("*.py"))
-    digest = hashlib.sha256(b"".join(path.name.encode() + b"\0" + path.read_bytes() for path in sources)).hexdigest()
-    made = home / "guest" / digest[:16]
+    sources, name = _sources()
+    made = home / "guest" / name
     if not made.is_dir():
         made.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with owned.folder(".making-", made.parent) as folder:
