@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import os
 import socket
 import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,6 +20,8 @@ import pytest
 from guest_box import Box, guest, record
 from sandkeep.errors import GuestLied, SandboxDead, SandkeepError
 from sandkeep.runtime.link import AsyncLink, Link, door
+from sandkeep.sandbox._sync.commands import Commands
+from sandkeep.sandbox._sync.files import Files
 from waiting import PATIENCE
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,23 +32,18 @@ def frame(kind: int, payload: bytes) -> bytes:
 
 
 @contextmanager
-def liar(folder: Path, says: bytes, then_hang_up: bool = True) -> Iterator[Link]:
-    """A server that answers anything with these bytes."""
+def served(folder: Path, speaks: Callable[[socket.socket], None]) -> Iterator[Link]:
+    """Who is asked anything speaks like this."""
     with socket.socket(fileno=door.make(folder, calls=False)) as listener:
         record(folder, os.getpid())
         listener.listen()
-        over = threading.Event()
 
         def serve() -> None:
             peer, _ = listener.accept()
             with peer:
                 peer.recv(1 << 16)
-                try:
-                    peer.sendall(says)
-                except OSError:
-                    return
-                if not then_hang_up:
-                    over.wait(PATIENCE)
+                with contextlib.suppress(OSError):
+                    speaks(peer)
 
         thread = threading.Thread(target=serve)
         thread.start()
@@ -53,8 +52,24 @@ def liar(folder: Path, says: bytes, then_hang_up: bool = True) -> Iterator[Link]
             yield link
         finally:
             link.close()
-            over.set()
             thread.join(PATIENCE)
+
+
+@contextmanager
+def liar(folder: Path, says: bytes, then_hang_up: bool = True) -> Iterator[Link]:
+    """A server that answers anything with these bytes."""
+    over = threading.Event()
+
+    def speak(peer: socket.socket) -> None:
+        peer.sendall(says)
+        if not then_hang_up:
+            over.wait(PATIENCE)
+
+    with served(folder, speak) as link:
+        try:
+            yield link
+        finally:
+            over.set()
 
 
 @pytest.mark.parametrize(
@@ -68,6 +83,16 @@ def liar(folder: Path, says: bytes, then_hang_up: bool = True) -> Iterator[Link]
         frame(0, b'{"a":' * 50_000 + b"1" + b"}" * 50_000),
         frame(0, b'{"ok":' + b"9" * 10_000 + b"}"),
         frame(4, b"x" * (1 << 20)) * 40,
+        frame(4, b" ") * 100,
+        frame(4, b""),
+        frame(1, b""),
+        frame(0, b'{"ok":true,"n":1e999}'),
+        frame(0, b'{"ok":true,"n":NaN}'),
+        frame(0, b'{"ok":true,"n":' + b"[" * 100 + b"]" * 100 + b"}"),
+        frame(0, b'{"ok":true,"n":' + b"9" * 20 + b"}"),
+        b"".join(frame(4, b'{"a":[' + b"1," * 500_000) for _ in range(5)) + frame(0, b"1]}"),
+        frame(1, b"output that nobody asked for") + frame(0, b'{"ok":true}'),
+        frame(0, b'{"event":1}') + frame(0, b'{"ok":true}'),
     ],
 )
 def test_a_guest_that_lies_is_named_as_such(tmp_path: Path, says: bytes) -> None:
@@ -75,12 +100,95 @@ def test_a_guest_that_lies_is_named_as_such(tmp_path: Path, says: bytes) -> None
         link.call("hello")
 
 
+def test_an_answer_without_a_field_is_the_guests_lie(tmp_path: Path) -> None:
+    with liar(tmp_path, frame(0, b'{"ok":true}')) as link, pytest.raises(GuestLied, match="exit_code"):
+        Commands(link).run("true")
+
+
+@pytest.mark.parametrize("slowly", [frame(1, b"x"), frame(4, b"[") + frame(4, b"["), b"\0"])
+def test_what_drips_does_not_hold_a_quick_call(tmp_path: Path, slowly: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece now and then is no answer: the time for one is all of it, not the silence between."""
+    monkeypatch.setattr("sandkeep.runtime.link._sync.link.QUICK", 1.0)
+    over = threading.Event()
+
+    def drip(peer: socket.socket) -> None:
+        while not over.wait(0.05):
+            peer.sendall(slowly)
+
+    with served(tmp_path, drip) as link:
+        caught: list[SandkeepError] = []
+
+        def ask() -> None:
+            try:
+                link.call("hello")
+            except SandkeepError as error:
+                caught.append(error)
+
+        asker = threading.Thread(target=ask)
+        asker.start()
+        asker.join(PATIENCE / 2)
+        over.set()
+        assert caught
+        asker.join(PATIENCE)
+
+
+def test_more_output_than_was_asked_for_is_not_taken(tmp_path: Path) -> None:
+    def flood(kind: int) -> Callable[[socket.socket], None]:
+        return lambda peer: [peer.sendall(frame(kind, b"x" * (1 << 20))) for _ in range(1000)] and None
+
+    with served(tmp_path, flood(1)) as link, pytest.raises(GuestLied, match="1000 bytes"):
+        Commands(link).run("true", max_output=1000)
+    with served(tmp_path, flood(3)) as link, pytest.raises(GuestLied, match="1000 bytes"):
+        Files(link).read("/f", length=1000)
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        lambda: itertools.repeat(frame(1, b"x") * 10_000),
+        lambda: itertools.repeat(frame(2, b"y" * (1 << 20))),
+        lambda: itertools.repeat(frame(0, b'{"event":1}') * 1000),
+        lambda: iter([frame(4, b"\n" * (1 << 20)) * 31 + frame(0, b"7")]),
+        lambda: iter([b"".join(frame(4, b" " * 3 + b"{},[]," * 2000) for _ in range(60)) + frame(0, b"7")]),
+    ],
+)
+def test_a_flood_leaves_the_loop_to_others(tmp_path: Path, says: Callable[[], Iterator[bytes]]) -> None:
+    """While it comes, and while it is decoded, whatever else the loop has to do is done."""
+
+    def flood(peer: socket.socket) -> None:
+        for piece in says():
+            peer.sendall(piece)
+
+    async def main() -> int:
+        ticks = 0
+        link = AsyncLink(tmp_path)
+
+        async def listen() -> None:
+            with contextlib.suppress(SandkeepError):
+                async with link.stream("run", timeout=None) as events:
+                    async for _ in events:
+                        pass
+
+        listener = asyncio.create_task(listen())
+        while ticks < 100 and not listener.done():
+            await asyncio.sleep(0)
+            ticks += 1
+        listener.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await listener
+        await link.close()
+        return ticks
+
+    with served(tmp_path, flood):
+        assert asyncio.run(asyncio.wait_for(main(), PATIENCE)) > 0
+
+
 def test_a_guest_that_hangs_up_stalls_or_is_not_there_is_dead(tmp_path: Path) -> None:
     with pytest.raises(SandboxDead):
         Link(tmp_path / "no-folder").call("hello")
     with pytest.raises(SandboxDead):
         Link(tmp_path).call("hello")
-    with liar(tmp_path, frame(1, b"half")) as link, pytest.raises(SandboxDead):
+    with liar(tmp_path, frame(0, b'{"ok":true}')[:9]) as link, pytest.raises(SandboxDead):
         link.call("hello")
     with liar(tmp_path, b"", then_hang_up=False) as link, pytest.raises(SandboxDead):
         with link.stream("hello", timeout=0.2) as events:

@@ -169,7 +169,7 @@ def exec(
     fields = run_fields(line, timeout=timeout, cwd=cwd, user=user, max_output=most)
     if not as_json:
         sys.exit(_through(sb, fields, stdin))
-    collected = Collector(None, None)
+    collected = Collector(None, None, most, sure=True)
     with sb.commands._link.stream("run", fields, body=stdin, timeout=None) as events:
         for kind, data in events:
             collected.take(kind, data)

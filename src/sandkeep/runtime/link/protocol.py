@@ -8,11 +8,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 from sandkeep.errors import BadArgument, GuestLied, SandkeepError, by_code
+from sandkeep.runtime.link.told import Told
 
 JSON, STDOUT, STDERR, DATA, PART = range(5)
 KINDS = {STDOUT: "stdout", STDERR: "stderr", DATA: "data"}
 MAX_FRAME = (1 << 20) + (64 << 10)
 MAX_JSON = 32 << 20
+MAX_PARTS = 64
 PIECE = 256 << 10
 QUICK = 60.0
 GRACE = 15.0  # a guest answers 2 s after a time-out at the latest
@@ -102,12 +104,12 @@ LEAVE = frame(JSON, b'{"op":"leave"}')
 
 
 class Reader:
-    """Bytes in, events out: ("stdout" | "stderr" | "data", bytes), ("json", dict), and at the end ("done", dict)."""
+    """Bytes in, events out: ("stdout" | "stderr" | "data", bytes), and ("text", bytes) of JSON that nobody has decoded yet."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._parts: list[bytes] = []
-        self._long = 0
+        self._size = 0
 
     def feed(self, data: bytes) -> None:
         self._buffer += data
@@ -122,7 +124,7 @@ class Reader:
         self._buffer.clear()
         return rest
 
-    def next(self) -> tuple[str, Any] | None:
+    def next(self) -> tuple[str, bytes] | None:
         while len(self._buffer) >= 5:
             length, kind = _HEAD.unpack_from(self._buffer)
             if not 1 <= length <= MAX_FRAME or kind > PART:
@@ -131,33 +133,27 @@ class Reader:
                 return None
             payload = bytes(memoryview(self._buffer)[5 : 4 + length])
             del self._buffer[: 4 + length]
+            if not payload and kind != DATA:
+                raise GuestLied("the guest sent a frame of nothing", "kill this sandbox")
             if kind in KINDS:
                 return KINDS[kind], payload
             self._parts.append(payload)
-            self._long += len(payload) + 1
-            if self._long > MAX_JSON:
-                raise GuestLied(f"the guest's answer is larger than {MAX_JSON} bytes", "ask for less")
+            self._size += len(payload)
+            if self._size > MAX_JSON or len(self._parts) > MAX_PARTS:
+                raise GuestLied(
+                    f"the guest's answer is larger than {MAX_JSON} bytes or {MAX_PARTS} parts", "ask for less"
+                )
             if kind == JSON:
-                value = decode(b"".join(self._parts))
-                self._parts, self._long = [], 0
-                return ("done" if "ok" in value else "json"), value
+                text = b"".join(self._parts)
+                self._parts, self._size = [], 0
+                return "text", text
         return None
 
 
-def decode(text: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        raise GuestLied("the guest sent something that is not JSON", "kill this sandbox") from None
-    if not isinstance(value, dict):
-        raise GuestLied("the guest's answer is not an object", "kill this sandbox")
-    return value
-
-
-def answer(value: dict[str, Any]) -> dict[str, Any]:
+def answer(value: dict[str, Any]) -> Told:
     """The answer without its mark, or the error that it is."""
     if value.get("ok") is True:
-        return {name: inner for name, inner in value.items() if name != "ok"}
+        return Told((name, inner) for name, inner in value.items() if name != "ok")
     code, message = value.get("code"), value.get("message")
     kind = by_code(code) if isinstance(code, str) else SandkeepError
     more = {"errno": value["errno"]} if isinstance(value.get("errno"), int) else {}

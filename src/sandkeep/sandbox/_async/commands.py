@@ -6,7 +6,7 @@ import codecs
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from sandkeep.errors import BadArgument, TimedOut
+from sandkeep.errors import BadArgument, GuestLied, TimedOut
 from sandkeep.model import CommandResult, ProcessInfo
 from sandkeep.runtime.link import AsyncLink
 from sandkeep.sandbox.lifecycle import check_variables
@@ -92,7 +92,7 @@ class AsyncCommands:
                 raise BadArgument("a background command takes its input by send_stdin")
             return AsyncProcess(self._link, (await self._link.call("run", **fields, background=True))["pid"])
         body = None if stdin is None else [input_bytes(stdin)]
-        collected = Collector(on_stdout, on_stderr)
+        collected = Collector(on_stdout, on_stderr, max_output, sure=True)
         async with self._link.stream("run", fields, body=body, timeout=None) as events:
             async for kind, data in events:
                 collected.take(kind, data)
@@ -117,7 +117,11 @@ def input_bytes(data: bytes | str) -> bytes:
 class Collector:
     """Gathers output: bytes whole, text for callbacks decoded across frame borders."""
 
-    def __init__(self, on_stdout: Sink | None, on_stderr: Sink | None) -> None:
+    def __init__(
+        self, on_stdout: Sink | None, on_stderr: Sink | None, most: int = MAX_OUTPUT, *, sure: bool = False
+    ) -> None:
+        """At most `most` bytes of each stream. `sure`: the guest was told so, and more is a lie."""
+        self._most, self._sure, self._cut = most, sure, False
         self._bytes = {"stdout": bytearray(), "stderr": bytearray()}
         self._sinks = {"stdout": on_stdout, "stderr": on_stderr}
         self._decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in self._bytes}
@@ -125,6 +129,11 @@ class Collector:
     def take(self, kind: str, data: Any) -> None:
         if kind not in self._bytes:
             return
+        room = self._most - len(self._bytes[kind])
+        if len(data) > room:
+            if self._sure:
+                raise GuestLied(f"the guest sent more than {self._most} bytes of {kind}", "kill this sandbox")
+            data, self._cut = data[:room], True
         self._bytes[kind] += data
         self._tell(kind, self._decoders[kind].decode(data))
 
@@ -139,7 +148,7 @@ class Collector:
         out, err = bytes(self._bytes["stdout"]), bytes(self._bytes["stderr"])
         return CommandResult(
             out.decode(errors="replace"), err.decode(errors="replace"), final["exit_code"], final["duration_ms"],
-            error_class(final), bool(final.get("truncated") or final.get("dropped")), out, err,
+            error_class(final), bool(self._cut or final.get("truncated") or final.get("dropped")), out, err,
         )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable
 from typing import Any, BinaryIO, Self
 
-from sandkeep.errors import BadArgument, FileMissing
+from sandkeep.errors import BadArgument, FileMissing, GuestLied
 from sandkeep.model import FileEvent, FileInfo
 from sandkeep.runtime.link import AsyncLink
 from sandkeep.sandbox._async.bridge import begin_now
@@ -30,9 +30,13 @@ class AsyncFiles:
         fields: dict[str, Any] = {"path": checked(path), "offset": offset}
         if length is not None:
             fields["length"] = length
+        left = length
         async with self._link.stream("file_read", fields) as events:
             async for kind, data in events:
                 if kind == "data":
+                    left = None if left is None else left - len(data)
+                    if left is not None and left < 0:
+                        raise GuestLied(f"the guest sent more than {length} bytes", "kill this sandbox")
                     yield data
 
     async def write(

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterable, Callable, Iterable
 from pathlib import Path
 
 from sandkeep.runtime.link import door, protocol
+from sandkeep.runtime.link.told import SHORT, Told, decode
 
 CHUNK = 256 << 10
 Body = Iterable[bytes] | AsyncIterable[bytes]
@@ -88,6 +89,7 @@ class AsyncWire:
 
     async def receive(self, timeout: float | None) -> bytes | None:
         """Some bytes; empty at the end, None when nothing comes in time."""
+        await turn()  # what is there already is taken without one
         while True:
             try:
                 data = self._sock.recv(CHUNK)
@@ -162,3 +164,12 @@ async def _answered(call: door.Call, timeout: float | None) -> None:
     finally:
         for end in ends:
             loop.remove_reader(end)
+
+
+async def turn() -> None:
+    """Let others have theirs."""
+    await asyncio.sleep(0)
+
+
+async def decoded(text: bytes) -> Told:
+    return decode(text) if len(text) <= SHORT else await asyncio.to_thread(decode, text)

@@ -10,10 +10,11 @@ from typing import Any, Self
 
 from sandkeep.errors import Busy, GuestLied, SandboxDead, SandkeepError
 from sandkeep.runtime.link import door, protocol
-from sandkeep.runtime.link._async.io import AsyncWire, Body, aside, sleep
+from sandkeep.runtime.link._async.io import AsyncWire, Body, aside, decoded, sleep, turn
 from sandkeep.runtime.link.protocol import QUICK, Host
 
 MOST_IDLE = 8
+A_TURN = 256  # events that one request takes before others have their turn
 
 
 class AsyncLink:
@@ -25,10 +26,10 @@ class AsyncLink:
         self._idle: list[AsyncWire] = []
 
     async def call(self, op: str, **fields: Any) -> dict[str, Any]:
-        """One request, one quick answer."""
+        """One request, one quick answer and nothing else."""
         async with self.stream(op, fields, timeout=QUICK) as events:
-            async for _ in events:
-                pass
+            async for kind, _ in events:
+                raise GuestLied(f"the guest answered {op} with {kind}", "kill this sandbox")
             return events.result
 
     def stream(
@@ -145,6 +146,7 @@ class AsyncExchange:
         self._reader = protocol.Reader()
         self._wire: AsyncWire | None = None
         self._done = False
+        self._events = 0
 
     async def __aenter__(self) -> Self:
         wire = self._wire = await self._link.acquire(self._patience.seconds)
@@ -198,6 +200,9 @@ class AsyncExchange:
 
     async def _next(self) -> tuple[str, Any]:
         assert self._wire is not None
+        self._events += 1
+        if self._events % A_TURN == 0:
+            await turn()
         try:
             while (event := self._reader.next()) is None:
                 data = await self._wire.receive(self._patience.tick)
@@ -209,10 +214,14 @@ class AsyncExchange:
                     await self._link.look_round()
                 else:
                     self._reader.feed(data)
+            kind, said = event
+            if kind != "text":
+                return kind, said
+            value = await decoded(said)
+            return ("done" if "ok" in value else "json"), value
         except SandkeepError:
             self._drop()
             raise
-        return event
 
     async def end(self) -> None:
         """Wait until the guest has closed this connection after its answer."""

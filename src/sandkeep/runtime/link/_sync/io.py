@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from sandkeep.runtime.link import door, protocol
+from sandkeep.runtime.link.told import Told, decode
 
 CHUNK = 256 << 10
 Body = Iterable[bytes]
@@ -151,3 +152,11 @@ def _answered(call: door.Call, timeout: float | None) -> None:
         raise TimeoutError
     if call.listener.fileno() not in told:
         raise ConnectionRefusedError
+
+
+def turn() -> None:
+    """Threads take theirs by themselves."""
+
+
+def decoded(text: bytes) -> Told:
+    return decode(text)
