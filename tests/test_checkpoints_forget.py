@@ -21,7 +21,7 @@ from sandkeep.checkpoints.catalog import Store
 from sandkeep.checkpoints.needs import needed
 from sandkeep.checkpoints.retention import Keep, choose, parse_span, scaled
 from sandkeep.checkpoints.unpack import unpack
-from sandkeep.errors import BadArgument, CheckpointNotFound, Corrupt, StateConflict
+from sandkeep.errors import BadArgument, CheckpointNotFound, Corrupt, NotFound, StateConflict
 from sandkeep.store.format import record_name
 from sandkeep.store.repository import Repository
 from trees import put
@@ -339,6 +339,9 @@ def test_forgetting_can_be_undone_until_gc(root: Path, store: Store) -> None:
     with Store(root / "store", home=root / "elsewhere") as elsewhere:
         assert elsewhere.unforget(ids[1][:20]) == before
         assert elsewhere.unforget(ids[1]) == before
+        for kind in ("forgotten", "aside"):
+            with pytest.raises(NotFound):
+                elsewhere.repo.get_record(kind, ids[1])
         assert [one.state for one in elsewhere.lineage(ids[2])] == ["kept", "kept", "forgotten"]
     assert [info.id for info in store.checkpoints()] == [ids[2], ids[1]]
     assert store.gc(dry_run=True).final == (ids[0],)

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import stat
+import struct
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import zstandard
 
-from sandkeep.checkpoints import records
+from faulty import Crash, Faulty
+from sandkeep.checkpoints import names, records
 from sandkeep.checkpoints.base import Base
 from sandkeep.checkpoints.capture import Source, capture
 from sandkeep.checkpoints.catalog import Store, list_checkpoints
 from sandkeep.checkpoints.globs import Glob
+from sandkeep.checkpoints.needs import needed
 from sandkeep.checkpoints.unpack import unpack
 from sandkeep.errors import (
     BadArgument,
@@ -28,6 +34,7 @@ from sandkeep.errors import (
     StoreFull,
     StoreMissing,
 )
+from sandkeep.store.repository import Repository
 from swift import KEYS, Swift, swift  # noqa: F401
 from trees import BASE, looks, put, save
 
@@ -380,3 +387,43 @@ def test_looking_into_a_bucket_fetches_what_is_needed(root: Path, swift: Swift) 
             look(store)
         assert sum(got) < most, number
         got.clear()
+
+
+@pytest.mark.parametrize("kind", ["crash", "crash after"])
+def test_a_name_that_is_moved_always_means_something(root: Path, store: Store, kind: str) -> None:
+    one, two = put(root, store, {"f": b"1"}), put(root, store, {"f": b"2"})
+    store.name("mine", one)
+    for step in range(50):
+        faulty = Faulty(store.repo.objects, lambda n, verb, name, step=step: kind if n == step else None)  # type: ignore[misc]
+        with suppress(Crash), Repository.open(faulty, root / f"dying{step}") as dying:
+            names.move(dying, "mine", two)
+        assert store.names()["mine"] in (one, two)
+        if not faulty.dead:
+            break
+        store.name("mine", one)
+    assert 2 < step < 49
+    assert store.names() == {"mine": two}
+
+
+def test_an_exported_file_must_hold_what_it_names_though_the_store_has_it(root: Path, store: Store) -> None:
+    """Who can name a blob need not be allowed to read it."""
+    secret = put(root, store, {"f": os.urandom(5000)})
+    record = store.record(secret)
+    (blob,) = [blob for blob in needed(store.repo, record, set()) if store.repo.size(blob) == 5000]
+    store.export(secret, root / "file")
+    whole = zstandard.ZstdDecompressor().stream_reader((root / "file").read_bytes().partition(b"\n")[2]).read()
+    frame = struct.pack(">cI", b"b", 5000) + store.repo.read(blob)
+    assert frame in whole
+    frames = whole.replace(frame, b"")[:-37]
+    made = frames + struct.pack(">cI", b"e", 32) + hashlib.sha256(frames).digest()
+    with Store(root / "other", home=root / "elsewhere") as other:
+        put(root, other, {"f": store.repo.read(blob)})
+        with pytest.raises(Corrupt, match="lacks"):
+            other.import_(io.BytesIO(b"SANDKEEP EXPORT 1\n" + zstandard.compress(made)))
+        assert secret not in [info.id for info in other.checkpoints()]
+
+
+def test_a_child_is_newer_than_its_parent_whatever_clocks_say(root: Path, store: Store) -> None:
+    future = "ck_3" + "0" * 25
+    child = put(root, store, {"f": b"1"}, parent_id=future)
+    assert future < child < put(root, store, {"f": b"2"}, parent=child)

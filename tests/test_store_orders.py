@@ -283,3 +283,19 @@ def test_what_a_crash_left_today_is_left_alone(opened: Open, objects: Objects) -
     objects.put("tmp/half", b"x")
     collect(opened())
     assert objects.size("tmp/half") is not None
+
+
+def test_an_index_object_goes_only_when_what_it_says_is_said_again(
+    opened: Open, objects: Objects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandkeep.store.gc.MANY", 4)
+    monkeypatch.setattr("sandkeep.store.gc.SMALL", 0)  # the packs stay as they are
+    watched = Faulty(objects)
+    repo = opened(over=watched)
+    for number in range(5):
+        save(repo, f"n{number}", blobs_of(number))
+    watched.log.clear()
+    assert collect(repo).removed_objects
+    steps = [verb for verb, name in watched.log if verb in ("put", "delete") and name.startswith("index/")]
+    assert steps.index("delete") > len(steps) - 1 - steps[::-1].index("put")
+    assert check_all(opened("far")) == 5
