@@ -34,6 +34,7 @@ NAMED = [
     "sandboxes/*/link/calls",
     "sandboxes/*/run/numbers",
     "sandboxes/*/numbers",
+    "sandboxes/*/asleep.json",
     "sandboxes/*/bundle/config.json",
     "sandboxes/*/bundle/process",
     "sandboxes/*/bundle/boot_id",

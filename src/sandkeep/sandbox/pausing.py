@@ -12,7 +12,7 @@ from typing import Any
 
 from sandkeep.checkpoints.catalog import Store
 from sandkeep.checkpoints.records import check_words
-from sandkeep.errors import SandkeepError, system
+from sandkeep.errors import CheckpointNotFound, SandkeepError, system
 from sandkeep.model import CheckpointInfo, RestoreReport, State
 from sandkeep.sandbox import journal, keeping, ladder, lifecycle, memory, relaunching, saving
 from sandkeep.sandbox.home import Home, boot
@@ -20,7 +20,7 @@ from sandkeep.sandbox.journal import step
 from sandkeep.sandbox.machine import Machine, fresh_seed
 from sandkeep.sandbox.record import Record
 from sandkeep.sandbox.restoring import awake, guests_part, settle
-from sandkeep.sandbox.saved import Saved, load_saved
+from sandkeep.sandbox.saved import Saved, keep_saved, kept_saved, load_saved
 from sandkeep.sandbox.saving import Taken
 
 
@@ -41,7 +41,7 @@ def pause(
             step("pause: journalled")
             with saving.standing(machine, record, engine, layer) as taken:
                 info = keeping.keep(machine, record, taken, store, comment=comment, tag=tag)
-                fall_asleep(machine, record, info, taken, names)
+                fall_asleep(machine, record, info, taken, names, None)
             if with_memory is None:
                 info = replace(info, notes=_not_kept(why, relaunching.alive(taken.processes)))
         else:
@@ -49,9 +49,8 @@ def pause(
             step("pause: journalled")
             with memory.asleep(machine, record, engine) as facts:
                 taken, more = memory.take(machine, record, facts, layer)
-                image = memory.marks(machine)
                 info = keeping.keep(machine, record, taken, store, comment=comment, tag=tag, **more)
-                fall_asleep(machine, record, info, taken, names, image)
+                fall_asleep(machine, record, info, taken, names, more["volatile"]["image"])
         journal.done(machine.folder)
         return info
 
@@ -70,11 +69,14 @@ def fall_asleep(
     info: CheckpointInfo,
     taken: Taken,
     secrets: list[str],
-    image: list[list[Any]] | None = None,
+    image: dict[str, Any] | None,
 ) -> None:
     """From here on it is paused; then what it used is freed."""
+    sleeper = Saved(info, keeping.base_facts(record, machine.base(record)), taken.session, taken.processes, image)
+    keep_saved(machine.folder, sleeper)
+    marks = memory.marks(machine) if image else None
     record.state = State.PAUSED
-    record.paused = {"checkpoint": info.id, "boot": boot(), "secrets": secrets, "image": image}
+    record.paused = {"checkpoint": info.id, "boot": boot(), "secrets": secrets, "image": marks}
     record.stack, record.copied = list(taken.stack), []
     record.save(machine.folder)
     step("pause: recorded")
@@ -132,9 +134,11 @@ def resume(machine: Machine, secrets: dict[str, str] | None, require: str) -> Re
 def _resume(machine: Machine, record: Record, secrets: dict[str, str], require: str) -> RestoreReport:
     assert record.paused is not None
     store = keeping.store_of(machine, record)
-    saved = load_saved(store, record.paused["checkpoint"])
+    saved, forgotten = _slept_in(machine, record, store)
     ladder.check(saved, require)
     why = memory.problem(machine, record, saved)
+    if forgotten and not why and record.paused.get("image") != memory.marks(machine):
+        why = f"its memory was in checkpoint {saved.id}, which is forgotten"
     memory.refuse(why, require)
     if record.paused.get("boot") != boot() or not machine.home.layers.here(record.stack):
         _from_the_store(machine, record, store, saved.id)
@@ -161,6 +165,19 @@ def _resume(machine: Machine, record: Record, secrets: dict[str, str], require: 
     memory.drop(machine)
     machine.drop_tops(but=record.top)
     return report
+
+
+def _slept_in(machine: Machine, record: Record, store: Store) -> tuple[Saved, bool]:
+    """The checkpoint it sleeps in, and whether that is forgotten: what is here then wakes without it."""
+    assert record.paused is not None
+    try:
+        return load_saved(store, record.paused["checkpoint"]), False
+    except CheckpointNotFound:
+        saved = kept_saved(machine.folder)
+        whole = record.paused.get("boot") == boot() and machine.home.layers.here(record.stack)
+        if saved is None or saved.id != record.paused["checkpoint"] or not whole:
+            raise
+        return saved, True
 
 
 def _from_the_store(machine: Machine, record: Record, store: Store, checkpoint: str) -> None:

@@ -11,6 +11,7 @@ from sandkeep.sandbox import journal, ladder, memory, relaunching
 from sandkeep.sandbox.journal import step
 from sandkeep.sandbox.machine import Machine, fresh_seed
 from sandkeep.sandbox.record import Record
+from sandkeep.sandbox.saved import ASLEEP
 from sandkeep.sandbox.saving import load_snapshot
 from sandkeep.sandbox.sweeping import sweep_trash
 from sandkeep.workflow import BoundState
@@ -105,6 +106,7 @@ def awake(machine: Machine, record: Record) -> None:
     """It runs: also one that was paused before."""
     record.state, record.paused = State.RUNNING, None
     record.save(machine.folder)
+    (machine.folder / ASLEEP).unlink(missing_ok=True)
 
 
 def guests_part(session: dict[str, Any]) -> dict[str, Any]:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from sandkeep.checkpoints.capture import load_json
 from sandkeep.checkpoints.catalog import Store
 from sandkeep.errors import CheckpointNotFound, Corrupt
 from sandkeep.model import CheckpointInfo
+from sandkeep.sandbox.home import read_json, write_json
+
+ASLEEP = (
+    "asleep.json"  # beside the record of a paused sandbox: its state as the checkpoint has it, which may be forgotten
+)
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,18 @@ def load_saved(store: Store, checkpoint: str) -> Saved:
     beside = {"history": loose.get("history", []), "numbers": loose.get("numbers")}
     session = {**load_json(store.repo, record.session), **beside}
     return Saved(record.info(), record.base, session, loose.get("processes", []), loose.get("image"))
+
+
+def keep_saved(folder: Path, saved: Saved) -> None:
+    write_json(folder / ASLEEP, asdict(saved))
+
+
+def kept_saved(folder: Path) -> Saved | None:
+    try:
+        found = read_json(folder / ASLEEP)
+    except FileNotFoundError:
+        return None
+    return Saved(**{**found, "info": CheckpointInfo(**found["info"])})
 
 
 def follows(store: Store, parent: str | None, scope: str, exclude: list[str] | None) -> bool:
