@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from conftest import Make
+from e2b_kit import Client, start, stream
 from guest_box import Box, guest
 from sandkeep import Sandbox
 from sandkeep.errors import BadArgument, Busy, ProcessNotFound
+from serving import Served, served  # noqa: F401
 from waiting import until
 
 PIDS = 1 << 22
@@ -197,3 +199,37 @@ def test_nobody_is_started_with_the_number_of_one_that_runs(box: Box) -> None:
     box.link.call("relaunch", number=pid, code="echo again", user=None)
     done = box.attach(pid)
     assert (done.stdout, done.exit_code, done.result["pid"]) == (b"again\n", 0, pid)
+
+
+def test_numbers_are_one_for_e2b_and_rest(served: Served) -> None:  # noqa: F811
+    """Told by one API, killed by the other, after a sleep."""
+    client = Client(served)
+    made = client.create(timeout=900)
+    id, box = made["sandboxID"], client.box(made)
+    commands = f"/sandboxes/{id}/commands"
+
+    def running() -> dict[int, list[str]]:
+        found = box.post("/process.Process/List", json={}).json().get("processes", [])
+        return {one["pid"]: [one["config"]["cmd"], *one["config"]["args"]] for one in found}
+
+    pids = [
+        client.rest.post(commands, json={"command": f"exec sleep {seconds}", "background": True}).json()["pid"]
+        for seconds in (1001, 1002, 1003)
+    ]
+    events = stream(box, "/process.Process/Start", start("true"))
+    pids.append(events[0][1]["event"]["start"]["pid"])
+    kill = {"process": {"pid": pids[0]}, "signal": "SIGNAL_SIGKILL"}
+    assert box.post("/process.Process/SendSignal", json=kill).status_code == 200
+    until(lambda: set(running()) == set(pids[1:3]), "the first to have ended")
+    before = running()
+    listed = client.rest.get(commands).json()["commands"]
+    assert {one["pid"]: one["argv"] for one in listed if one["running"]} == before
+    assert client.control.post(f"/sandboxes/{id}/pause").status_code == 204
+    assert client.control.post(f"/v2/sandboxes/{id}/connect", json={"timeout": 900}).status_code in (200, 201)
+    assert running() == before
+    assert box.post("/process.Process/SendSignal", json=kill).json()["code"] == "not_found"
+    assert client.rest.post(f"{commands}/{pids[0]}/signal").status_code == 404
+    new = client.rest.post(commands, json={"command": "exec sleep 1004", "background": True}).json()["pid"]
+    assert new not in pids
+    assert client.rest.post(f"{commands}/{pids[1]}/signal", json={"signal": 9}).status_code == 204
+    until(lambda: set(running()) == {pids[2], new}, "that one to have ended, and nobody else")
