@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+import hostile_guest
 from conftest import Make
 from sandkeep import Sandbox
-from sandkeep.errors import SandkeepError
+from sandkeep.errors import SandboxDead, SandkeepError
 from waiting import until
 
 RUNTIMES = ["runc", "crun", "runsc"]
@@ -65,3 +66,37 @@ def test_waking_makes_no_file_anywhere(make: Make, tmp_path: Path) -> None:
     finally:
         sb.kill()
     assert not os.path.lexists(target)
+
+
+@pytest.mark.parametrize("runtime", ["runc", "runsc"])
+def test_tricks_at_the_link_end_as_errors_and_hurt_nobody(
+    make: Make, home: Path, runtime: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hostile_guest.plant(home)
+    other, sb = make(), make(runtime=runtime)
+    one = sb._held.driver(sb._held.record()).pid(sb.id, sb._held.folder)
+    for trick in [name for name in hostile_guest.TRICKS if name not in (*hostile_guest.FATAL, hostile_guest.LATER)]:
+        with monkeypatch.context() as quick, pytest.raises(SandkeepError):
+            quick.setattr("sandkeep.runtime.link._sync.link.QUICK", 1.0)
+            sb._held.link.call("file_stat", path=f"#trick:{trick}")
+            raise AssertionError(trick)
+        assert other.commands.run("echo well").stdout == "well\n"
+    assert sb._held.link.call("file_stat", path=f"#trick:{hostile_guest.LATER}") == {"entry": {}}
+    assert sb.commands.run("echo well").stdout == "well\n"
+    sb.kill()
+    assert one is not None
+    assert not os.path.exists(f"/proc/{one}/root/etc")
+    assert other.commands.run("echo well").stdout == "well\n"
+
+
+@pytest.mark.parametrize("runtime", ["runc", "runsc"])
+@pytest.mark.parametrize("trick", hostile_guest.FATAL)
+def test_death_in_the_middle_is_told_and_can_be_mended(make: Make, home: Path, runtime: str, trick: str) -> None:
+    hostile_guest.plant(home)
+    sb = make(runtime=runtime)
+    sb.files.write("/etc/kept", "kept")
+    saved = sb.snapshot()
+    with pytest.raises(SandboxDead):
+        sb._held.link.call("file_stat", path=f"#trick:{trick}")
+    sb.restore(saved)
+    assert sb.files.read("/etc/kept") == b"kept"

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import os
+import random
 import socket
 import struct
 import subprocess
 import sys
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,8 +21,8 @@ from pathlib import Path
 import pytest
 
 from guest_box import Box, guest, record
-from sandkeep.errors import GuestLied, SandboxDead, SandkeepError
-from sandkeep.runtime.link import AsyncLink, Link, door
+from sandkeep.errors import GuestLied, NotTheGuest, SandboxDead, SandkeepError
+from sandkeep.runtime.link import AsyncLink, Link, door, told
 from sandkeep.sandbox._sync.commands import Commands
 from sandkeep.sandbox._sync.files import Files
 from waiting import PATIENCE
@@ -181,6 +184,86 @@ def test_a_flood_leaves_the_loop_to_others(tmp_path: Path, says: Callable[[], It
 
     with served(tmp_path, flood):
         assert asyncio.run(asyncio.wait_for(main(), PATIENCE)) > 0
+
+
+@pytest.mark.parametrize("calls", [False, True])
+def test_to_anybody_else_nothing_is_said(tmp_path: Path, calls: bool) -> None:
+    """Somebody of this machine who is not that sandbox: here this very process."""
+    given = door.make(tmp_path, calls=calls)
+    heard: list[bytes] = []
+
+    def answer() -> None:
+        if calls:
+            peer = socket.socket(socket.AF_UNIX)
+            name = os.read(given, 100).decode().strip()
+            with door._folder(tmp_path, "run") as place:
+                peer.connect(place.address(name))
+        else:
+            peer, _ = listener.accept()
+        with peer:
+            heard.append(peer.recv(100))
+
+    with subprocess.Popen(["sleep", "600"]) as sandbox:
+        record(tmp_path, sandbox.pid)
+        if not calls:
+            listener = socket.socket(fileno=os.dup(given))
+            listener.listen()
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            with pytest.raises(NotTheGuest, match="nothing was said"):
+                Link(tmp_path).call("secrets_set", secrets={"KEY": "secret"})
+            thread.join(PATIENCE)
+        finally:
+            sandbox.kill()
+            os.close(given)
+            if not calls:
+                listener.close()
+    assert heard == [b""]
+
+
+def test_a_link_or_a_file_for_the_socket_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    with served(tmp_path / "other", lambda _: None) as link:
+        (tmp_path / "link").mkdir()
+        record(tmp_path, os.getpid())
+        for make in (lambda at: at.symlink_to(tmp_path / "other/link/guest.sock"), Path.touch, Path.mkdir):
+            make(tmp_path / "link/guest.sock")
+            with pytest.raises(NotTheGuest):
+                Link(tmp_path).call("hello")
+            (tmp_path / "link/guest.sock").rename(tmp_path / f"was-{uuid.uuid4().hex}")
+        with pytest.raises(SandboxDead):
+            link.call("hello")
+
+
+def test_long_answers_are_decoded_as_the_json_module_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(5)
+    leaves = [1, -5, 1.5, -2e-7, True, None, 'é\ud800😀\\"\n' * 9, "😀" * 40, "", 10**18]
+
+    def value(depth: int) -> object:
+        kind = chance.random()
+        if depth > 4 or kind < 0.3:
+            return chance.choice(leaves)
+        if kind < 0.7:
+            return [value(depth + 1) for _ in range(chance.randrange(12))]
+        return {chance.choice("abcdef") * chance.randrange(1, 60): value(depth + 1) for _ in range(chance.randrange(9))}
+
+    for window in (50, 64, 300, 1000):
+        monkeypatch.setattr(told, "SHORT", window)
+        for _ in range(40):
+            wanted = {"a": value(0), "b": value(0)}
+            for separators in ((",", ":"), (" , ", " : ")):
+                text = json.dumps(wanted, separators=separators).encode()
+                assert told.decode(text) == json.loads(text)
+            broken = bytearray(text)
+            broken[chance.randrange(len(broken))] = chance.choice(b'"[]{},:\\x1')
+            try:
+                wanted = json.loads(broken)
+            except ValueError:
+                with pytest.raises(GuestLied):
+                    told.decode(bytes(broken))
+            else:
+                assert told.decode(bytes(broken)) == wanted
 
 
 def test_a_guest_that_hangs_up_stalls_or_is_not_there_is_dead(tmp_path: Path) -> None:
