@@ -383,3 +383,22 @@ def test_the_interactive_shell(home: Path) -> None:
     assert b"42" in seen
     assert b"/dev/pts/" in seen
     assert os.waitstatus_to_exitcode(status) == 6
+
+
+def test_what_is_typed_ahead_reaches_the_shell(home: Path) -> None:
+    id = run(home, "sandbox", "create", "--runtime", "runc").stdout.strip()
+    child, terminal = pty.fork()
+    if child == 0:
+        words = [sys.executable, "-m", "sandkeep", "sandbox", "shell", id]
+        os.execve(sys.executable, words, {**os.environ, "SANDKEEP_HOME": str(home)})
+    os.write(terminal, b"exit 7\n")  # before there is anybody to read it
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        ready, _, _ = select.select([terminal], [], [], 1)
+        try:
+            if ready and not os.read(terminal, 4096):
+                break
+        except OSError:
+            break
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

@@ -36,7 +36,7 @@ def attach(sandbox: Sandbox) -> int:
     signal.signal(signal.SIGWINCH, lambda *_: inside.resize(*shutil.get_terminal_size()))
     reader = threading.Thread(target=show, daemon=True)
     try:
-        tty.setraw(sys.stdin)
+        tty.setraw(sys.stdin, termios.TCSADRAIN)  # what was typed ahead stays
         reader.start()
         while not ended.is_set():
             ready, _, _ = select.select([sys.stdin], [], [], 0.1)
