@@ -106,7 +106,7 @@ def capture(
     facts, loose = canonical(dict(session), "session"), canonical(dict(volatile or {}), "volatile")
     with (
         _opened([*source.trees][::-1]) as trees,
-        _opened([*(source.below or ())][::-1]) as below,
+        _opened([] if rules.idle else [*(source.below or ())][::-1]) as below,
         repo.writer() as writer,
     ):
         # The parent is read while the writer is announced: from here on a collector keeps what it names.
