@@ -74,6 +74,9 @@ def test_metadata_of_files(either: Client) -> None:
     forked = client.control.post(f"/sandboxes/{made['sandboxID']}/fork", json={"count": 1}).json()
     twins.append(forked[0]["sandbox"])
     assert [entry(client.box(twin), "labelled")["metadata"] for twin in twins] == [labels, {"later": "1"}]
+    moved = {"source": "both", "destination": "moved"}  # in the fork a folder of a lower layer
+    assert client.box(twins[1]).post("/filesystem.Filesystem/Move", json=moved).status_code == 200
+    assert entry(client.box(twins[1]), "moved/a")["metadata"] == {"by": "form"}
     write(client.box(twins[1]), "labelled", twin="1")
     assert entry(box, "labelled")["metadata"] == {"later": "1"}
     for one in (made, *twins):
