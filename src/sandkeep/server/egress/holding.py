@@ -287,11 +287,7 @@ class Pieces:
 async def _taken(sandbox: AsyncSandbox, number: int) -> AsyncIterator[tuple[asyncio.StreamReader, Sink]]:
     """A connection that was accepted inside."""
     wire, early = await sandbox._link.raw("egress_take", number=number)
-    try:
-        sock = wire._sock.dup()
-    finally:
-        wire.close()
-    reader, writer = await asyncio.open_connection(sock=sock)
+    reader, writer = await asyncio.open_connection(sock=wire.leave())
     if early:
         reader.feed_data(early)
     try:

@@ -102,10 +102,7 @@ async def _inside(services: Services, seen: Seen, id: str, port: int) -> AsyncIt
 async def _dial(sandbox: AsyncSandbox, port: int) -> tuple[socket.socket, bytes]:
     """A socket that leads to the port inside, and what has come from there already."""
     wire, early = await sandbox._link.tunnel(port)
-    try:
-        return wire._sock.dup(), early
-    finally:
-        wire.close()
+    return wire.leave(), early
 
 
 @router.websocket("/sandboxes/{id}/ports/{port}")

@@ -122,6 +122,10 @@ class AsyncWire:
     def end_sending(self) -> None:
         self._sock.shutdown(socket.SHUT_WR)
 
+    def leave(self) -> socket.socket:
+        """The connection to somebody else; this one lets go of it and ends nothing."""
+        return socket.socket(fileno=self._sock.detach())
+
     def close(self) -> None:
         """Also where a child that was forked meanwhile has a copy: the guest learns that nobody waits any more."""
         if self._sender is not None:
