@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -9,6 +10,7 @@ import pty
 import select
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -184,18 +186,28 @@ def test_progress_goes_to_the_terminal_and_not_into_the_answer(home: Path, root:
     with Store(home=home) as store:
         kept = put(root, store, {f"f{n}": os.urandom(200) for n in range(3000)})
     there, terminal = pty.openpty()
-    seen = b""
+    seen: list[bytes] = []
+
+    def watch() -> None:
+        """All the while: a terminal that nobody reads is full some time."""
+        with contextlib.suppress(OSError):
+            while data := os.read(there, 1 << 16):
+                seen.append(data)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
     for words in (("extract", kept, str(tmp_path / "out")), ("verify",)):
         argv = [sys.executable, "-m", "sandkeep", "checkpoint", *words, "--home", str(home)]
         with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=terminal, text=True) as job:
             out, _ = job.communicate(timeout=170)
             assert "\x1b" not in out
             assert job.returncode == 0
-        seen += os.read(there, 1 << 20)
     os.close(terminal)
+    watcher.join(60)
     os.close(there)
-    assert b"extracting" in seen or b"unpack" in seen
-    assert b"verifying" in seen or b"pack" in seen
+    shown = b"".join(seen)
+    assert b"extracting" in shown or b"unpack" in shown
+    assert b"verifying" in shown or b"pack" in shown
 
 
 def test_input_is_passed_on_as_it_comes(home: Path) -> None:
