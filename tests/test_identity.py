@@ -91,10 +91,10 @@ def test_who_was_killed_is_not_started_again_however_long_it_takes_to_die(make: 
 def test_a_process_starts_again_as_its_user_and_without_input(make: Make) -> None:
     with make() as sb:
         pid = begin(sb, "sh", "-c", "id -un > /tmp/who; cat >> /tmp/who; exec sleep 1000", stdin=False, user="root")
-        until(lambda: sb.files.read("/tmp/who") == b"root\n", "it to say who it is")
+        until(lambda: sb.commands.run("cat /tmp/who").stdout == "root\n", "it to say who it is")
         sb.files.write("/tmp/who", "")
         sb = again(sb)
-        until(lambda: sb.files.read("/tmp/who") == b"root\n", "it to say it again")
+        until(lambda: sb.commands.run("cat /tmp/who").stdout == "root\n", "it to say it again")
         assert argv(sb)[pid][0] == "sh"
 
 
