@@ -254,9 +254,11 @@ def run(root: Path, names: list[str], seconds: float) -> tuple[int, str]:
         out, _ = process.communicate(timeout=seconds)
         return process.returncode, out
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
         return -1, ""
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
 
 
 def noticed(root: Path, fault: Fault, seconds: float) -> str | None:
@@ -323,7 +325,12 @@ def main() -> int:
         for fault in chosen:
             print(f"  {fault.path}:{fault.line} {fault.kind}: {fault.was}")
         return 0
+    signal.signal(signal.SIGTERM, ended)
     return survey(chosen, asked.seconds)
+
+
+def ended(*_: object) -> None:
+    raise SystemExit("mutants: ended")
 
 
 def survey(faults: list[Fault], seconds: float) -> int:
@@ -336,8 +343,10 @@ def survey(faults: list[Fault], seconds: float) -> int:
             plant(root, fault)
             if "/_async/" in fault.path:
                 subprocess.run([sys.executable, "tools/unasync.py"], cwd=root, check=True, capture_output=True)
-            by = noticed(root, fault, seconds)
-            sweep(Path(folder))
+            try:
+                by = noticed(root, fault, seconds)
+            finally:
+                sweep(Path(folder))
             (root / fault.path).write_text(original)
             if "/_async/" in fault.path:
                 subprocess.run([sys.executable, "tools/unasync.py"], cwd=root, check=True, capture_output=True)
