@@ -148,7 +148,7 @@ def test_numbers_go_on_after_process_1_has_died(make: Make, runtime: str) -> Non
 
 def test_a_number_is_the_pid_where_it_can_be(box: Box) -> None:
     pids = [box.link.call("start", argv=["sleep", "600"])["pid"] for _ in range(3)]
-    assert all(Path(f"/proc/{pid}/comm").read_text() == "sleep\n" for pid in pids)
+    until(lambda: all(Path(f"/proc/{pid}/comm").read_text() == "sleep\n" for pid in pids), "all of them to be in /proc")
     with box.link.stream("run", {"code": "echo $$"}, timeout=60) as events:
         assert int(b"".join(data for kind, data in events if kind == "stdout")) == events.result["pid"]
 
