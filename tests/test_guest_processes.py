@@ -148,6 +148,18 @@ def test_a_command_that_stays_ends_when_its_client_says_so(box: Box) -> None:
     assert naps[1].split()[1] not in box.text("ps -eo args")
 
 
+def test_a_command_that_stays_ends_with_whoever_has_not_given_it_all_of_its_input(box: Box) -> None:
+    """Nobody else could; and its client may have no room for a last word."""
+    box.link.stays = True
+    nap = f"sleep 600.{uuid.uuid4().int}"
+    with box.link.stream("run", {"code": nap}, body=[b"x" * (4 << 20)], timeout=PATIENCE) as events:
+        pid = events.first_json()["started"]
+        assert events._wire is not None
+        assert events._wire.receive(0.2) is None
+    assert box.attach(pid).exit_code == 137
+    assert nap.split()[1] not in box.text("ps -eo args")
+
+
 def test_what_a_command_left_behind_stays_though_its_client_has_gone(box: Box) -> None:
     nap = f"sleep 600.{uuid.uuid4().int}"
     with box.link.stream("run", {"code": f"{nap} & echo $!"}, timeout=PATIENCE) as events:

@@ -76,6 +76,14 @@ def test_so_it_does_for_every_kind_of_call(sb: Sandbox, ask: Callable[[Sandbox],
     assert in_time(lambda: ask(sb))
 
 
+def test_who_says_that_it_goes_on_is_waited_for_but_not_for_ever() -> None:
+    patience, minutes = protocol.Patience(60.0), 0
+    while patience.spend(59.0, 0.0, 30):
+        patience.renew()
+        minutes += 1
+    assert 60 <= minutes <= 63
+
+
 async def awaited(sb: Sandbox) -> str:
     sandbox = await AsyncSandbox.attach(sb.id, home=sb._home.path)
     said: str = (await sandbox.commands.run("echo on", timeout=30)).stdout

@@ -12,7 +12,7 @@ from threading import Event, Thread
 import pytest
 
 from conftest import Make
-from guest_box import Box
+from guest_box import Box, guest
 from sandkeep.errors import FileError, FileMissing
 from sandkeep.guest.moving import _Move
 from sandkeep.guest.problems import Problem
@@ -122,6 +122,20 @@ def test_a_failure_in_the_middle_leaves_all_as_it_was(tmp_path: Path, other: Pat
         list(steps)
     assert looks(tmp_path) == before
     assert names(other) == []
+
+
+def test_a_call_that_is_told_that_it_goes_on_waits_for_the_end(tmp_path: Path, other: Path) -> None:
+    (tmp_path / "box").mkdir()
+    (tmp_path / "d").mkdir()
+    for number in range(600):
+        (tmp_path / f"d/{number}").touch()
+    with guest(tmp_path / "box", before="from guest import jobs; jobs._TELL_SECONDS = 0.0") as box:
+        with box.link.stream("file_move", {"path": str(tmp_path / "d"), "to": str(other / "e")}) as events:
+            assert {name for kind, said in events for name in (kind, *said)} == {"json", "moving"}
+        box.link.call("file_move", path=str(other / "e"), to=str(tmp_path / "d"))
+        assert len(names(tmp_path / "d")) == 600
+        box.link.call("file_remove", path=str(tmp_path / "d"), recursive=True)
+        assert not (tmp_path / "d").exists()
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import os
 import stat as st
 
 from . import frames, labels, moving
-from .jobs import outcome
+from .jobs import Pulse, outcome
 from .people import Acting
 from .problems import BAD_ARGUMENT, Problem, file_problem
 from .wire import Task
@@ -177,12 +177,12 @@ def _move_across(guest: Guest, conn: Connection, path: str, to: str, user: Who) 
 def remove(guest: Guest, conn: Connection, path: str, recursive: bool, user: Who) -> Steps:
     path = guest.session.resolve(path)
     place = labels.place(path)
-    done = yield from _remove(guest, path, recursive, user)
+    done = yield from _remove(guest, conn, path, recursive, user)
     labels.removed(place)
     return done
 
 
-def _remove(guest: Guest, path: str, recursive: bool, user: Who) -> Steps:
+def _remove(guest: Guest, conn: Connection, path: str, recursive: bool, user: Who) -> Steps:
     with _rights(guest, user):
         found = os.lstat(path)
         if os.path.samestat(found, os.lstat("/")):
@@ -193,7 +193,7 @@ def _remove(guest: Guest, path: str, recursive: bool, user: Who) -> Steps:
         if not recursive:
             os.rmdir(path)
             return {"ok": True, "removed": 1}
-    removed = 0
+    removed, pulse = 0, Pulse(conn, "removing")
     stack = [(path, False)]
     while stack:
         folder, empty = stack.pop()
@@ -212,6 +212,7 @@ def _remove(guest: Guest, path: str, recursive: bool, user: Who) -> Steps:
                     else:
                         os.unlink(entry)
                         removed += 1
+            pulse.beat(removed)
             yield
     return {"ok": True, "removed": removed}
 

@@ -28,7 +28,7 @@ class Follow(Task, Follower):
         self._limit = limit
         self._then = then  # once all is told
         self._foreground = foreground  # the process is for this client alone
-        self._stays = stays  # it ends with its client only if that says so
+        self._stays = stays  # it ends with its client only if that says so, or goes in the middle of its input
         self._sent = {1: 0, 2: 0}
         self._dropped = {1: 0, 2: 0}
         self._truncated = False
@@ -106,7 +106,8 @@ class Follow(Task, Follower):
         if self._process.input is not None and self._conn.body:
             self._process.input.on_room = None
             self._process.input.end()
-        ends = self._foreground and not self._stays and not self._guest.leaving
+        cut = self._conn.body or not self._stays
+        ends = self._foreground and cut and not self._guest.leaving
         if ends and self._process.status is None:
             self._process.end_tree()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 
 from .problems import Problem, file_problem
 from .wire import Task
@@ -15,6 +16,22 @@ if TYPE_CHECKING:
     from .wire import Connection
 
     Steps = Generator[None, None, Dict[str, Any]]
+
+
+_TELL_SECONDS = 5.0
+
+
+class Pulse:
+    """Tells who waits for a long request, every few seconds, that it goes on: else it would be given up."""
+
+    def __init__(self, conn: Connection, word: str) -> None:
+        self._conn, self._word = conn, word
+        self._told = time.monotonic()
+
+    def beat(self, count: int) -> None:
+        if time.monotonic() > self._told + _TELL_SECONDS:
+            self._told = time.monotonic()
+            self._conn.send_json({self._word: count})
 
 
 def outcome(call: Callable[[], Any]) -> Any:

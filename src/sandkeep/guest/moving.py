@@ -10,8 +10,8 @@ from __future__ import annotations
 import errno
 import os
 import stat as st
-import time
 
+from .jobs import Pulse
 from .people import Acting
 from .problems import BUSY, FILE_ERROR, Problem, file_problem
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 _SLICE = 256
 _PIECE = 4 << 20
-_TELL_SECONDS = 5.0
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EINVAL)
 
 
@@ -36,7 +35,7 @@ def move(guest: Guest, conn: Connection, path: str, to: str, person: Optional[Pe
     task = _Move(path, to)
     steps = task.steps()
     guest.asides.add(task.aside)
-    told = time.monotonic()
+    pulse = Pulse(conn, "moving")
     try:
         while True:
             while guest.holders:
@@ -46,9 +45,7 @@ def move(guest: Guest, conn: Connection, path: str, to: str, person: Optional[Pe
                     next(steps)
             except StopIteration:
                 return {"ok": True}
-            if time.monotonic() > told + _TELL_SECONDS:
-                told = time.monotonic()
-                conn.send_json({"moving": len(task.seen)})
+            pulse.beat(len(task.seen))
             yield
     finally:
         with Acting(person):

@@ -21,6 +21,8 @@ GRACE = 15.0  # a guest answers 2 s after a time-out at the latest
 SLOWEST = 16 << 10  # bytes a second that whoever moves many must reach
 TIMED = frozenset(["run", "wait"])
 OPEN_ENDED = TIMED | {"start", "attach", "stdin", "file_watch"}
+GOES_ON = frozenset(["file_move", "file_remove"])  # they say so every few seconds
+LONGEST = 3600.0
 TICK = 1.0
 ROOM = 32 << 10  # a new connection takes as much at once
 _HEAD = struct.Struct("!IB")
@@ -46,6 +48,7 @@ class Patience:
         self.seconds = seconds
         self._left = seconds
         self._whole = whole
+        self._waited = 0.0
 
     @property
     def tick(self) -> float:
@@ -56,11 +59,17 @@ class Patience:
         """Whether there is any left. `lent` of the time it was not the guest's turn."""
         if self._left is None or self.seconds is None:
             return True
+        self._waited += waited
         if self._whole:
             self._left -= waited
         else:
             self._left = min(self.seconds, self._left - waited + lent + moved / SLOWEST)
         return self._left > 0
+
+    def renew(self) -> None:
+        """The guest said that it goes on, which it may do for an hour."""
+        if self._waited < LONGEST:
+            self._left = self.seconds
 
 
 def patience(op: str, fields: dict[str, Any], seconds: float | None) -> Patience:

@@ -26,9 +26,11 @@ class AsyncLink:
         self._idle: list[AsyncWire] = []
 
     async def call(self, op: str, **fields: Any) -> dict[str, Any]:
-        """One request, one quick answer and nothing else."""
+        """One request, one quick answer and nothing else, but that a long one goes on."""
         async with self.stream(op, fields, timeout=QUICK) as events:
             async for kind, _ in events:
+                if kind == "json" and op in protocol.GOES_ON:
+                    continue
                 raise GuestLied(f"the guest answered {op} with {kind}", "kill this sandbox")
             return events.result
 
@@ -218,6 +220,8 @@ class AsyncExchange:
             if kind != "text":
                 return kind, said
             value = await decoded(said)
+            if self._op in protocol.GOES_ON:
+                self._patience.renew()
             return ("done" if "ok" in value else "json"), value
         except SandkeepError:
             self._drop()
