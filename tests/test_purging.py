@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,38 @@ def test_what_runs_though_its_home_was_removed_is_ended(
     until(lambda: not one.alive(), "its process 1 to end")
     assert cgroup.groups(group) == []
     assert kept.commands.run("echo on").stdout == "on\n"
+
+
+GC = """
+import sys
+from sandkeep.sandbox.home import Home
+from sandkeep.sandbox.sweeping import gc
+home = Home(sys.argv[1])
+home.ensure()
+print(gc(home).sandboxes)
+"""
+
+
+@pytest.mark.parametrize("apart", [["--mount"], ["--mount", "--pid", "--fork", "--mount-proc"]])
+@pytest.mark.parametrize("runtime", ["runc", "runsc"])
+def test_what_runs_in_a_home_that_others_do_not_see_goes_on(tmp_path: Path, runtime: str, apart: list[str]) -> None:
+    home = tmp_path / "home"
+    with Sandbox(home=home, runtime=runtime) as sb:
+        covered = 'mount -t tmpfs none "$3" && exec "$1" -c "$2" "$3"'
+        argv = ["unshare", *apart, "sh", "-c", covered, "sh", sys.executable, GC, str(home)]
+        done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True, timeout=50)
+        assert done.stdout == "[]\n"
+        assert sb.commands.run("echo on").stdout == "on\n"
+
+
+def test_what_runs_though_its_home_was_moved_goes_on(tmp_path: Path) -> None:
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    with Sandbox(home=home, runtime="runc") as sb:
+        home.rename(elsewhere)
+        assert said("gc", "--home", str(home))[0] == 0
+        shutil.rmtree(home)
+        elsewhere.rename(home)
+        assert sb.commands.run("echo on").stdout == "on\n"
 
 
 def test_all_are_killed_or_those_that_are_named(make: Make, home: Path) -> None:

@@ -233,6 +233,12 @@ def destroy(name: str) -> None:
             time.sleep(0.001)
 
 
+def remove_empty(name: str) -> None:
+    """Remove the groups if nothing is in them, be it something that our pid namespace does not show."""
+    for group in groups(name):
+        _remove(group)
+
+
 def _remove(group: Path) -> None:
     try:
         for entry in os.scandir(group):

@@ -117,6 +117,15 @@ def _within(path: str) -> str:
     return found
 
 
+def sees(pid: int, ending: str) -> bool:
+    """Whether it has something mounted whose path, on its own file system, ends so, and which is not removed."""
+    try:
+        lines = Path(f"/proc/{pid}/mountinfo").read_text(errors="surrogateescape").splitlines()
+    except OSError:  # ended
+        return False
+    return any(line.split(" ", 4)[3].endswith(ending) for line in lines)
+
+
 def having_mounted(place: Path) -> list[Process]:
     """The processes in whose mount namespace something is mounted on the folder `place`: how launchers are known."""
     mark = f" {_escape(os.path.realpath(place))} ".encode(errors="surrogateescape")

@@ -13,7 +13,7 @@ from sandkeep import owned
 from sandkeep.errors import Busy
 from sandkeep.layers.pool import throw_away
 from sandkeep.model import State
-from sandkeep.runtime import base, cgroup
+from sandkeep.runtime import base, cgroup, process
 from sandkeep.runtime.doctor import PROBE
 from sandkeep.runtime.driver import RUNC
 from sandkeep.runtime.link import door
@@ -108,13 +108,19 @@ def lost(home: Home) -> list[str]:
             matched
             and not os.path.lexists(folder := home.sandbox(matched[1]))
             and cgroup.name_of(matched[1], folder) == name
+            and not _has_folder(name, matched[1])
         ):
             found.append(matched[1])
     return sorted(found)
 
 
+def _has_folder(group: str, id: str) -> bool:
+    """Whether the folder is where we don't see it: the home was moved, or another file system lies on it or on ours."""
+    return any(process.sees(pid, f"/{id}/run") for pid in cgroup.pids(group))
+
+
 def end_lost(home: Home) -> list[str]:
-    found = lost(home)
-    for id in found:
-        cgroup.destroy(cgroup.name_of(id, home.sandbox(id)))
-    return found
+    groups = {id: cgroup.name_of(id, home.sandbox(id)) for id in lost(home)}
+    for group in groups.values():
+        (cgroup.destroy if cgroup.pids(group) else cgroup.remove_empty)(group)
+    return [id for id, group in groups.items() if not cgroup.groups(group)]
