@@ -132,7 +132,8 @@ class Crowd:
         return before, held
 
     async def vanish(self, id: str, count: int) -> None:
-        """Clients that break off, in a stream, a command, an upload: what runs goes on, the old file stays, and the next one gets all."""
+        """Clients that break off, in a stream, a command, an upload: what runs in the background goes on, what they waited for ends, the
+        old file stays, and the next one gets all."""
         pid = await self._begin(id, "until test -e gone; do sleep 0.1; done; " + WAITING)
         await self.run(id, "rm -f go gone; echo old > kept")
         for number in range(count):
@@ -142,8 +143,13 @@ class Crowd:
                 writer.write(self._request("PUT", f"/sandboxes/{id}/files?path=kept", b"new", 1000))
                 await writer.drain()
                 await stack.enter_async_context(
-                    self._opened(id, "commands?stream=sse", command=f"sleep 0.3; echo {number} >> done")
+                    self._opened(
+                        id, "commands?stream=sse", command=f"echo {number} >> begun; sleep 1000; echo {number} >> done"
+                    )
                 )
+                async with asyncio.timeout(PATIENCE):
+                    while f"{number}\n" not in (await self.run(id, "cat begun"))["stdout"]:
+                        await asyncio.sleep(0.05)
                 writer.transport.abort()
         begun = asyncio.Semaphore(0)
         following = asyncio.create_task(self._follow_events(id, pid, begun))
@@ -151,10 +157,10 @@ class Crowd:
         await self.run(id, "touch gone go")
         assert await following == LINES
         assert (await self.run(id, "cat kept"))["stdout"] == "old\n"
-        wanted = sorted(f"{number}\n" for number in range(count))
         async with asyncio.timeout(PATIENCE):
-            while sorted((await self.run(id, "cat done"))["stdout"].splitlines(keepends=True)) != wanted:
+            while (await self.run(id, "pgrep -x sleep"))["stdout"]:
                 await asyncio.sleep(0.1)
+        assert (await self.run(id, "cat done"))["exit_code"] == 1
 
     async def _settled(self) -> Load:
         """Once it has stopped to grow."""

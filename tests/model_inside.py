@@ -10,7 +10,7 @@ import shutil
 import stat
 import sys
 
-held = {}
+held = {}  # mappings by name, and the files that they show
 
 
 def content(size, seed):
@@ -61,12 +61,21 @@ def paint(path, size, seed):
 
 def hold(path, name):
     with opened(path, os.O_RDWR) as file:
-        held[name] = mmap.mmap(file, 0)
+        held[name] = mmap.mmap(file, 0), os.dup(file)
+
+
+def let_go():
+    for shared, file in held.values():
+        shared.close()
+        os.close(file)
+    held.clear()
 
 
 def repaint(name, size, seed):
-    shared = held[name]
-    shared[: min(size, len(shared))] = content(size, seed)[: len(shared)]
+    """As far as there is file still: beyond its end a touch would end us."""
+    shared, file = held[name]
+    size = min(size, len(shared), os.fstat(file).st_size)
+    shared[:size] = content(size, seed)
 
 
 def own(path, uid, gid, mode):

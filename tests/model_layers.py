@@ -151,7 +151,7 @@ class Layers:
             )
 
     def _unmount(self) -> None:
-        model_inside.held.clear()
+        model_inside.let_go()
         kernel.umount(str(self.live))
 
 
@@ -198,7 +198,7 @@ def _in_own_mounts(folder: Path, act: Any) -> tuple[str, int]:
         except Wrong as wrong:
             return str(wrong), world.edits
         finally:
-            model_inside.held.clear()
+            model_inside.let_go()
         return "", world.edits
 
     return kernel.in_thread(inside)

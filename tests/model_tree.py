@@ -49,9 +49,11 @@ class Tree:
         self.nodes: dict[str, Node] = {}
         self.alone: dict[str, Node] = {}
         self.held: dict[str, Node] = {}
+        self.spans: dict[str, int] = {}  # how much of it is mapped
 
     def copy(self) -> Tree:
         twin, twins = Tree(), dict[int, Node]()
+        twin.spans = dict(self.spans)
         for mine, theirs in ((self.nodes, twin.nodes), (self.alone, twin.alone), (self.held, twin.held)):
             for path, node in mine.items():
                 theirs[path] = twins.get(id(node)) or twins.setdefault(id(node), node.twin())
@@ -146,11 +148,12 @@ class Tree:
     def _hold(self, path: str, name: str) -> None:
         self.held[name] = self._mapped(path)
         self.held[name].loose = True
+        self.spans[name] = len(self._bytes(path))
 
     def _repaint(self, name: str, size: int, seed: int) -> None:
         if name not in self.held:
             raise OSError(errno.EINVAL, name)
-        self._brush(self.held[name], size, seed)
+        self._brush(self.held[name], min(size, self.spans[name]), seed)
 
     def _brush(self, node: Node, size: int, seed: int) -> None:
         assert isinstance(node.data, bytes)

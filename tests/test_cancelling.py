@@ -17,8 +17,9 @@ from waiting import until
 
 TREE = "(setsid sleep 600 &); sleep 600 & echo began; trap '' INT TERM; sleep 600"
 RUN = """
-import os, sys
+import os, signal, sys
 from sandkeep import Sandbox
+signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may have been started with it ignored
 sb = Sandbox.connect(sys.argv[1], home=sys.argv[2])
 def said(text):
     if os.environ.get("FORK") and os.fork() == 0:

@@ -107,19 +107,23 @@ def test_threads_share_a_handle(served: Served) -> None:  # noqa: F811
         sandbox.close()
 
 
-def test_a_cancelled_call_does_not_spoil_the_next(served: Served) -> None:  # noqa: F811
+def test_a_cancelled_call_ends_its_command_and_does_not_spoil_the_next(served: Served) -> None:  # noqa: F811
     async def cancelling() -> None:
         async with served.remote() as remote, remote.AsyncSandbox() as sandbox:
-            for number in range(3):
-                call = asyncio.create_task(sandbox.commands.run("sleep 1000"))
+
+            async def running(count: int) -> None:
                 async with asyncio.timeout(PATIENCE):
-                    while len([one for one in await sandbox.commands.list() if one.running]) <= number:
+                    while len([one for one in await sandbox.commands.list() if one.running]) != count:
                         await asyncio.sleep(0.05)
+
+            for _ in range(3):
+                call = asyncio.create_task(sandbox.commands.run("sleep 1000"))
+                await running(1)
                 call.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await call
+                await running(0)
             assert (await sandbox.commands.run("echo well")).stdout == "well\n"
-            assert len([one for one in await sandbox.commands.list() if one.running]) == 3
 
     asyncio.run(cancelling())
 

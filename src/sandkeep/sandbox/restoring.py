@@ -5,16 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sandkeep.errors import FloorNotReached
+from sandkeep.errors import FloorNotReached, SandboxDead
 from sandkeep.model import RestoreReport, State
 from sandkeep.sandbox import journal, ladder, memory, relaunching
 from sandkeep.sandbox.journal import step
-from sandkeep.sandbox.machine import Machine, fresh_seed
+from sandkeep.sandbox.machine import Machine, fresh_seed, wait_until
 from sandkeep.sandbox.record import Record
 from sandkeep.sandbox.saved import ASLEEP
 from sandkeep.sandbox.saving import load_snapshot
 from sandkeep.sandbox.sweeping import sweep_trash
 from sandkeep.workflow import BoundState
+
+ENDING_SECONDS = 5.0
 
 
 def restore_snapshot(machine: Machine, id: str, require: str = "files", *, relaunch: bool = False) -> RestoreReport:
@@ -46,7 +48,7 @@ def become(
 ) -> Became:
     """Put the sandbox on `stack` with an empty top; with `image` from the memory image in its folder, if that can be."""
     engine = machine.driver(record)
-    alive = machine.alive(record)
+    alive = machine.alive(record) and not _ending(machine, record)
     ended = relaunching.running(machine) if alive else []
     before = replace(record), machine.link.call("session_get") if alive and image else {}
     new = record.top + 1
@@ -83,6 +85,15 @@ def become(
     machine.drop_tops(but=new)
     sweep_trash(machine.home)
     return Became([process["code"] for process in ended], why)
+
+
+def _ending(machine: Machine, record: Record) -> bool:
+    """Its connections go a moment before process 1 does."""
+    try:
+        machine.link.call("hello")
+    except SandboxDead:
+        return wait_until(lambda: not machine.alive(record), ENDING_SECONDS)
+    return False
 
 
 def _go_back(machine: Machine, record: Record, old: Record, session: dict[str, Any], secrets: dict[str, str]) -> None:
