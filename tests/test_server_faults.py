@@ -41,6 +41,21 @@ def test_killed_during_a_command_the_sandbox_and_its_work_go_on(server: Served) 
     until(lambda: ran(api, id, "cat result 2>&1")["stdout"] == "done\n", "the command of the dead server's caller ends")
 
 
+def test_told_to_stop_it_ends_no_command_of_a_sandbox_that_goes_on(server: Served) -> None:
+    key = server.key()
+    api = server.api(key)
+    id = made(api, auto_pause_timeout=0)
+    command = {"command": "touch begun; while test ! -e go; do sleep 0.05; done; echo done > result"}
+    calling = threading.Thread(target=api.post, args=(f"/sandboxes/{id}/commands",), kwargs={"json": command})
+    calling.start()
+    until(lambda: Sandbox.attach(id, home=server.home).files.exists("begun"), "the command runs")
+    assert server.stop() == 0
+    calling.join()
+    api = server.start().api(key)
+    ran(api, id, "touch go")
+    until(lambda: ran(api, id, "cat result 2>&1")["stdout"] == "done\n", "the command of the last server's caller ends")
+
+
 def _cut_off(api: httpx.Client, id: str, command: str) -> None:
     with pytest.raises(httpx.TransportError):
         ran(api, id, command)

@@ -47,15 +47,22 @@ class Hands:
         self._log = Log(database)
         self._secrets: dict[str, dict[str, str]] = {}
         self._handles: dict[str, AsyncSandbox] = {}
+        self._ending = False
 
     async def handle(self, session: Session) -> AsyncSandbox:
         """The library's object for a sandbox that is on this host, its checkpoints bound to its owner's space."""
         found = self._handles.get(session.id)
         if found is None:
             found = AsyncSandbox._of(await blocking(self.machine, session))
-            found._link.stays = True
+            found._link.stays, found._link.ending = True, self._ending
             found = self._handles.setdefault(session.id, found)
         return found
+
+    def let_go(self) -> None:
+        """The server was told to stop: whose request ends from now on has not left, and what he waits for goes on."""
+        self._ending = True
+        for found in self._handles.values():
+            found._link.ending = True
 
     def machine(self, session: Session, home: Home | None = None) -> Machine:
         machine = Machine(home or self.home, session.id)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import uvicorn
+from fastapi import FastAPI
 
 from sandkeep.errors import BadArgument
 from sandkeep.server.app import create_app
@@ -18,8 +19,9 @@ from sandkeep.server.settings import Settings
 class Server(uvicorn.Server):
     """Stops at SIGTERM and SIGINT without dying of them: a drain that went well ends with 0."""
 
-    def __init__(self, config: uvicorn.Config, started: Callable[[int], None]) -> None:
+    def __init__(self, config: uvicorn.Config, app: FastAPI, started: Callable[[int], None]) -> None:
         super().__init__(config)
+        self._app = app
         self._told = started
 
     @contextlib.contextmanager
@@ -35,6 +37,10 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self._told(self.servers[0].sockets[0].getsockname()[1])
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._app.state.services.hands.let_go()
+        await super().shutdown(sockets)
 
 
 def serve(settings: Settings, started: Callable[[int], None] = lambda port: None) -> bool:
@@ -61,11 +67,12 @@ def _bound(settings: Settings) -> socket.socket:
 
 
 def _serve(settings: Settings, listener: socket.socket, started: Callable[[int], None]) -> bool:
+    app = create_app(settings)
     config = uvicorn.Config(
-        create_app(settings), log_config=None, access_log=False, server_header=False,
+        app, log_config=None, access_log=False, server_header=False,
         proxy_headers=False, ws="websockets-sansio", ws_max_size=16 << 20, ws_per_message_deflate=False,
         timeout_graceful_shutdown=int(settings.grace_seconds), timeout_keep_alive=30, h11_max_incomplete_event_size=64 << 10,
     )  # fmt: skip
-    server = Server(config, started)
+    server = Server(config, app, started)
     server.run([listener])
     return server.started

@@ -23,6 +23,7 @@ class AsyncLink:
         self._host = host
         self._dir = dir
         self.stays = False  # commands outlive this process, but not whoever waits for them
+        self.ending = False  # this process ends, and nobody has stopped waiting
         self._idle: list[AsyncWire] = []
 
     async def call(self, op: str, **fields: Any) -> dict[str, Any]:
@@ -246,7 +247,7 @@ class AsyncExchange:
 
     def _drop(self) -> None:
         if self._wire is not None:
-            if self._fields.get("stays") and not self._done:
+            if self._fields.get("stays") and not self._done and not self._link.ending:
                 self._wire.say(protocol.LEAVE)
             self._wire.close()
             self._wire = None

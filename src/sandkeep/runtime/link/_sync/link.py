@@ -24,6 +24,7 @@ class Link:
         self._host = host
         self._dir = dir
         self.stays = False  # commands outlive this process, but not whoever waits for them
+        self.ending = False  # this process ends, and nobody has stopped waiting
         self._idle: list[Wire] = []
 
     def call(self, op: str, **fields: Any) -> dict[str, Any]:
@@ -245,7 +246,7 @@ class Exchange:
 
     def _drop(self) -> None:
         if self._wire is not None:
-            if self._fields.get("stays") and not self._done:
+            if self._fields.get("stays") and not self._done and not self._link.ending:
                 self._wire.say(protocol.LEAVE)
             self._wire.close()
             self._wire = None
