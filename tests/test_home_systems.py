@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -62,14 +61,12 @@ finally:
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts")
 def test_a_home_on_an_overlay_is_refused_by_name(tmp_path: Path) -> None:
     done = apart.run(ON_OVERLAY, str(tmp_path), prefix=apart.OWN_MOUNTS)
     assert done.stdout.startswith("HOST_REFUSED a home can't lie on an overlay"), done
     assert done.stdout.endswith("[]\n")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts")
 @pytest.mark.parametrize("runtime", ["runc", "runsc"])
 def test_on_tmpfs_writes_through_mappings_are_saved(tmp_path: Path, runtime: str) -> None:
     done = apart.run(ON_TMPFS, str(tmp_path), runtime, WRITER, prefix=apart.OWN_MOUNTS)
