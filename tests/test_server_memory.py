@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -147,3 +149,30 @@ def test_a_runtime_that_does_not_work_is_named_and_looked_at_again(
     assert pick.ready("auto", tmp_path).count("does not work") == 3
     verdict[0] = True
     assert pick.ready("auto", tmp_path) == pick.ready("runsc", tmp_path) == ""
+
+
+def test_all_who_ask_at_once_wait_for_one_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+
+    def probe(name: str, _: Path) -> doctor.Probe:
+        looks.append(name)
+        time.sleep(0.2)
+        return doctor.Probe(name, healthy=True, works={"memory": True})
+
+    monkeypatch.setattr(pick, "probe", probe)
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(lambda _: pick.keeps_memory(tmp_path, Limits()), range(8))) == {""}
+    assert looks == ["runsc"]
+
+
+def test_verdicts_kept_at_once_do_not_take_each_others_file(tmp_path: Path) -> None:
+    together = threading.Barrier(8, timeout=20)
+
+    def keep(_: int) -> None:
+        for _ in range(50):
+            together.wait()
+            pick.remember(doctor.Probe("runsc", healthy=True), tmp_path)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(keep, range(8)))
+    assert pick.ready("runsc", tmp_path) == ""

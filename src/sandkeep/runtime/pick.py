@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from sandkeep.errors import BadArgument, RuntimeFailed, RuntimeMissing
@@ -15,6 +17,7 @@ from sandkeep.runtime.driver import CRUN, DRIVERS, RUNC, RUNSC, Driver
 
 _FASTEST_FIRST = (CRUN, RUNC, RUNSC)
 _DOUBT_SECONDS = 600.0
+_LOOKING = threading.Lock()
 _FORM = 2  # of what is kept: what an older release kept is probed again
 
 
@@ -34,7 +37,7 @@ def pick(name: str, home: Path) -> Driver:
             why.append(error.message)
             continue
         if known.get(driver.name, {}).get("key") != key:
-            known[driver.name] = remember(probe(driver.name, home), home)
+            known[driver.name] = _verdict(driver, key, home, lambda one: True)
             if not known[driver.name]["healthy"]:
                 why.append(f"{driver.name}: {known[driver.name]['why']}")
         elif not known[driver.name]["healthy"]:
@@ -59,28 +62,39 @@ def keeps_memory(home: Path, limits: Limits) -> str:
         return error.message
     if problems := RUNSC.enforceable(limits):
         return f"{RUNSC.name} can't limit {'; '.join(problems)}"
-    known = _read(home).get(RUNSC.name, {})
-    if known.get("key") != key or not (known.get("memory") or time.time() - float(known["at"]) < _DOUBT_SECONDS):
-        known = remember(probe(RUNSC.name, home), home)
+    known = _verdict(
+        RUNSC, key, home, lambda one: bool(one["memory"]) or time.time() - float(one["at"]) < _DOUBT_SECONDS
+    )
     return "" if known["memory"] else f"{RUNSC.name}: {known['why']}"
 
 
 def ready(name: str, home: Path) -> str:
     """Why no sandbox can be started with this choice of a runtime, in words that name no place; empty when one can."""
-    known, why = _read(home), []
+    why = []
     for driver in _FASTEST_FIRST if name == "auto" else (DRIVERS[name],):
         try:
             key = _key(driver)
         except RuntimeMissing:
             why.append(f"{driver.name} is not installed")
             continue
-        found = known.get(driver.name, {})
-        if found.get("key") != key or not found["healthy"]:
-            found = remember(probe(driver.name, home), home)
-        if found["healthy"]:
+        if _verdict(driver, key, home, lambda one: bool(one["healthy"]))["healthy"]:
             return ""
         why.append(f"{driver.name} does not work, `sandkeep doctor` says why")
     return "; ".join(why)
+
+
+def _verdict(
+    driver: Driver, key: str, home: Path, stands: Callable[[dict[str, str | bool | float]], bool]
+) -> dict[str, str | bool | float]:
+    """What is known of a runtime if that still stands, else what a probe finds: one for all who ask at once."""
+    known = _read(home).get(driver.name, {})
+    if known.get("key") == key and stands(known):
+        return known
+    with _LOOKING:
+        known = _read(home).get(driver.name, {})
+        if known.get("key") == key and stands(known):
+            return known
+        return remember(probe(driver.name, home), home)
 
 
 def remember(found: Probe, home: Path) -> dict[str, str | bool | float]:
@@ -93,7 +107,7 @@ def remember(found: Probe, home: Path) -> dict[str, str | bool | float]:
         "why": "; ".join(problem.why for problem in found.problems),
     }
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    fresh = home / f".runtimes.{os.getpid()}"
+    fresh = home / f".runtimes.{os.getpid()}.{threading.get_ident()}"
     fresh.write_text(json.dumps({**_read(home), found.name: entry}))
     fresh.rename(home / "runtimes.json")
     return entry
