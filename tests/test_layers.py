@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -146,13 +147,31 @@ def test_an_unchanged_top_is_copied_once(tmp_path: Path) -> None:
     long_ago = 1_000_000_000
     for path in (top / "inner" / "file", top / "inner", top):
         os.utime(path, (long_ago, long_ago))
-    import time
-
     time.sleep(0.05)
     copied = copy_top(top, tmp_path / "one", cursor)
     assert copied.changed
     cursor.write_bytes(copied.cursor)
     assert copy_top(top, tmp_path / "two", cursor).changed == 0
+
+
+def test_folders_deeper_than_calls_may_be(tmp_path: Path) -> None:
+    depth, top, cursor = 1200, tmp_path / "top", tmp_path / "cursor"
+    at = os.fspath(top)
+    for _ in range(depth):
+        os.mkdir(at)
+        at += "/d"
+    (tmp_path / at[:-2] / "file").write_text("one")
+    time.sleep(0.05)
+    copied = copy_top(top, tmp_path / "one", cursor)
+    assert copied.changed == depth + 1
+    cursor.write_bytes(copied.cursor)
+    assert copy_top(top, tmp_path / "two", cursor).changed == 0
+    file = Path(at[:-2], "file").relative_to(top)
+    assert (tmp_path / "one" / file).read_text() == "one"
+    squash([tmp_path / "two", tmp_path / "one"], tmp_path / "merged", Base())
+    assert (tmp_path / "merged" / file).read_text() == "one"
+    empty_trash(tmp_path)
+    assert os.listdir(tmp_path) == []
 
 
 def test_sparse_files_stay_sparse_and_sockets_are_named(tmp_path: Path) -> None:

@@ -114,6 +114,25 @@ def test_what_a_save_means_inside() -> None:
     assert told["breaks"] == []
 
 
+CLOSED = """
+import os
+from pathlib import Path
+from sandkeep import Sandbox
+home = Path(os.environ["HOME"]) / "sandkeep"
+for code in ("chmod 555 /", "chown daemon /"):
+    with Sandbox(home=home, runtime="runc") as sb:
+        sb.commands.run(code + "; echo x > /home/user/workspace/x", user="root")
+        how = [sb.snapshot().how, sb.snapshot().how]
+        print(*how, sb.commands.run("cat x; stat -c '%a %U' /").stdout.split())
+"""
+
+
+def test_a_root_that_its_owner_may_not_write_to_is_saved() -> None:
+    with ordinary_user.home() as home:
+        told = ordinary_user.run(CLOSED, home=home).splitlines()
+    assert told == ["rotated unchanged ['x', '555', 'root']", "rotated unchanged ['x', '755', 'daemon']"]
+
+
 BUCKET = """
 import json, os
 from pathlib import Path

@@ -20,8 +20,9 @@ from typing import Any
 import msgpack
 
 from sandkeep.layers import filesystem, overlay
+from sandkeep.layers.deep import Deep, deep
 
-FORMAT = 2
+FORMAT = 3
 TICK_NS = 20_000_000
 COARSE_NS = 2_000_000_000  # where times are kept in whole seconds
 Key = tuple[int | bytes, ...]
@@ -39,17 +40,30 @@ class Seen:
         return len(key) > 0 and self.key == key
 
     def pack(self) -> list[Any]:
-        if self.children is None:
-            return [self.key]
-        return [self.key, {name: child.pack() for name, child in self.children.items()}, self.opaque]
+        """Flat, since folders may be deeper than msgpack nests: each entry before what is in it."""
+        rows: list[Any] = []
+        todo = [(b"", self)]
+        while todo:
+            name, seen = todo.pop()
+            inside = seen.children
+            rows.append([name, seen.key, None if inside is None else len(inside), seen.opaque])
+            todo += (inside or {}).items()
+        return rows
 
     @classmethod
-    def unpack(cls, data: list[Any]) -> Seen:
-        key, *rest = data
-        if not rest:
-            return cls(tuple(key))
-        inside, opaque = rest
-        return cls(tuple(key), {name: cls.unpack(child) for name, child in inside.items()}, opaque)
+    def unpack(cls, rows: list[Any]) -> Seen:
+        above: list[tuple[Seen, int]] = []
+        root = cls(())
+        for name, key, count, opaque in rows:
+            seen = cls(tuple(key), None if count is None else {}, opaque)
+            while above and len(above[-1][0].children or ()) == above[-1][1]:
+                above.pop()
+            if not above:
+                root = seen
+            elif (inside := above[-1][0].children) is not None:
+                inside[name] = seen
+            above.append((seen, count or 0))
+        return root
 
 
 def load_cursor(path: Path) -> Seen | None:
@@ -111,7 +125,7 @@ class Copier:
         os.mkdir(self.layer)
         key, opaque = self._folder_key(b"", info)
         self.changed += not before.same(key)
-        after = Seen(key, self._folder(b"", before.children or {}), opaque)
+        after = Seen(key, deep(self._folder(b"", before.children or {})), opaque)
         self._finish_folder(b"", info)
         self._other_names()
         return after
@@ -129,13 +143,19 @@ class Copier:
         packed: bytes = msgpack.packb(state) if state else b""
         return (info.st_mode, info.st_uid, info.st_gid, info.st_mtime_ns, packed), opaque
 
-    def _folder(self, path: bytes, before: dict[bytes, Seen]) -> dict[bytes, Seen]:
+    def _folder(self, path: bytes, before: dict[bytes, Seen]) -> Deep[dict[bytes, Seen]]:
         after: dict[bytes, Seen] = {}
-        with os.scandir(os.path.join(os.fsencode(self.top), path)) as entries:
-            for entry in entries:
-                at = os.path.join(path, entry.name)
-                if at not in self.without:
-                    after[entry.name] = self._entry(at, entry.stat(follow_symlinks=False), before.get(entry.name))
+        with os.scandir(self._from(path)) as listing:
+            entries = list(listing)
+        for entry in entries:
+            at = os.path.join(path, entry.name)
+            if at in self.without:
+                continue
+            info, seen = entry.stat(follow_symlinks=False), before.get(entry.name)
+            if stat.S_ISDIR(info.st_mode):
+                after[entry.name] = yield self._directory(at, info, seen)
+            else:
+                after[entry.name] = self._entry(at, info, seen)
         for name in before.keys() - after.keys():
             self._parents(path)
             overlay.make_whiteout(self._to(os.path.join(path, name)))
@@ -143,8 +163,6 @@ class Copier:
         return after
 
     def _entry(self, path: bytes, info: os.stat_result, before: Seen | None) -> Seen:
-        if stat.S_ISDIR(info.st_mode):
-            return self._directory(path, info, before)
         key = self._key(info)
         if before is None or not before.same(key):
             self._parents(os.path.dirname(path))
@@ -154,7 +172,7 @@ class Copier:
             self._left.setdefault(info.st_ino, []).append(path)
         return Seen(key)
 
-    def _directory(self, path: bytes, info: os.stat_result, before: Seen | None) -> Seen:
+    def _directory(self, path: bytes, info: os.stat_result, before: Seen | None) -> Deep[Seen]:
         """It goes on from the last copy, name by name, whichever folder it is now. Unless the layers below show through the one
         and not through the other: then the copy hides them."""
         key, opaque = self._folder_key(path, info)
@@ -163,7 +181,7 @@ class Copier:
         if before is None or inside is None or not before.same(key):
             self._parents(path)
             self.changed += 1
-        children = self._folder(path, inside or {})
+        children = yield self._folder(path, inside or {})
         if self.changed != written:
             self._finish_folder(path, info)
             if inside is None and (before is not None or opaque):
@@ -208,10 +226,12 @@ class Copier:
             self._links[info.st_ino] = target
 
     def _parents(self, path: bytes) -> None:
-        target = self._to(path)
-        if path and not os.path.lexists(target):
-            self._parents(os.path.dirname(path))
-            os.mkdir(target)
+        missing = []
+        while path and not os.path.lexists(self._to(path)):
+            missing.append(path)
+            path = os.path.dirname(path)
+        for path in reversed(missing):
+            os.mkdir(self._to(path))
 
     def _finish_folder(self, path: bytes, info: os.stat_result) -> None:
         if os.path.lexists(self._to(path)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -62,12 +62,9 @@ def remove_later(path: Path, trash: Path) -> None:
 
 def empty_trash(trash: Path) -> None:
     """Remove everything thrown away. Runs with the rights that the files need."""
-    if not trash.is_dir():
-        return
-    for entry in list(trash.iterdir()):
-        shutil.rmtree(entry, ignore_errors=True)
-        if os.path.lexists(entry) and not entry.is_dir():
-            entry.unlink(missing_ok=True)
+    entries = [str(entry) for entry in trash.iterdir()] if trash.is_dir() else []
+    if entries:
+        subprocess.run(["rm", "-rf", "--", *entries], stderr=subprocess.DEVNULL, check=False)
 
 
 def empty_trash_later(trash: Path) -> None:

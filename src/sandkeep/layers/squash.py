@@ -13,6 +13,7 @@ from typing import Protocol
 
 from sandkeep.layers import overlay
 from sandkeep.layers.copying import copy_contents
+from sandkeep.layers.deep import Deep, deep
 
 
 class Below(Protocol):
@@ -24,7 +25,7 @@ class Below(Protocol):
 def squash(trees: list[Path], target: Path, below: Below) -> None:
     """Merge `trees` (top first), which lie on `below`, into the fresh folder `target`."""
     os.mkdir(target)
-    _Squash(os.fsencode(target), below).merge([os.fsencode(tree) for tree in trees], b"", shows=True)
+    deep(_Squash(os.fsencode(target), below).merge([os.fsencode(tree) for tree in trees], b"", shows=True))
 
 
 class _Squash:
@@ -33,7 +34,7 @@ class _Squash:
         self._below = below
         self._links: dict[tuple[int, int], bytes] = {}
 
-    def merge(self, sources: list[bytes], path: bytes, shows: bool) -> None:
+    def merge(self, sources: list[bytes], path: bytes, shows: bool) -> Deep[None]:
         """The folder `path`. `shows`: the base has it too, and nothing hides it."""
         names: dict[bytes, list[bytes]] = {}
         for source in sources:
@@ -41,10 +42,10 @@ class _Squash:
                 for entry in entries:
                     names.setdefault(entry.name, []).append(entry.path)
         for name, paths in names.items():
-            self._entry(paths, os.path.join(path, name), shows)
+            yield self._entry(paths, os.path.join(path, name), shows)
         overlay.copy_attributes(sources[0], os.path.join(self._target, path), os.lstat(sources[0]))
 
-    def _entry(self, paths: list[bytes], path: bytes, shows: bool) -> None:
+    def _entry(self, paths: list[bytes], path: bytes, shows: bool) -> Deep[None]:
         target = os.path.join(self._target, path)
         info = os.lstat(paths[0])
         if not stat.S_ISDIR(info.st_mode):
@@ -63,7 +64,7 @@ class _Squash:
         os.mkdir(target)
         if opaque:
             overlay.set_opaque(target)
-        self.merge(folders, path, shows and not opaque and self._below.is_folder(path))
+        yield self.merge(folders, path, shows and not opaque and self._below.is_folder(path))
 
 
 def _leaf(source: bytes, target: bytes, info: os.stat_result, links: dict[tuple[int, int], bytes]) -> None:

@@ -16,6 +16,7 @@ from sandkeep.layers.pool import throw_away
 from sandkeep.model import RestoreReport, State
 from sandkeep.runtime.base import Base, lacks, resolve
 from sandkeep.runtime.driver import DRIVERS, Driver, tail
+from sandkeep.runtime.elevate import elevated
 from sandkeep.runtime.link import Link, guest_argv, guest_code
 from sandkeep.runtime.plan import Plan
 from sandkeep.sandbox import journal
@@ -197,6 +198,14 @@ class Machine:
         except SandkeepError:
             return {}
         return held
+
+
+def move_tree(tree: Path, to: Path) -> None:
+    """Renaming a folder takes the right to write to it, which an ordinary user may have inside alone."""
+    try:
+        os.rename(tree, to)
+    except PermissionError:
+        elevated(os.rename, tree, to)
 
 
 def fresh_hostname(id: str) -> str:

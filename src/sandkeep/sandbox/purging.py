@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
+import subprocess
 from pathlib import Path
 
 from sandkeep.errors import BadArgument
@@ -47,9 +47,5 @@ def purge(home: Home) -> list[str]:
 
 
 def _remove(home: Path) -> None:
-    for name in sorted(_PARTS.intersection(os.listdir(home))):
-        path = home / name
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+    parts = [str(home / name) for name in sorted(_PARTS.intersection(os.listdir(home)))]
+    subprocess.run(["rm", "-rf", "--", *parts], check=True)

@@ -16,14 +16,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from typing import Any
 
 from sandkeep.errors import SandboxNotFound, SandkeepError, Unsupported
 from sandkeep.model import State
 from sandkeep.sandbox import journal
 from sandkeep.sandbox.killing import killed, remove
-from sandkeep.sandbox.machine import Machine
+from sandkeep.sandbox.machine import Machine, move_tree
 from sandkeep.sandbox.record import Record
 from sandkeep.sandbox.restoring import awake, settle
 from sandkeep.workflow import BoundState
@@ -58,7 +57,7 @@ def _rotate(machine: Machine, record: Record, entry: dict[str, Any]) -> None:
         record.save(machine.folder)
     else:
         if moved:
-            os.rename(layers.tree(entry["layer"]), tree)
+            move_tree(layers.tree(entry["layer"]), tree)
         layers.discard(entry["layer"])
     _thaw(machine, record, alive)
     machine.make_top(record.top)

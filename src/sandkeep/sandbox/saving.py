@@ -29,7 +29,7 @@ from sandkeep.runtime.plan import Plan
 from sandkeep.sandbox import journal, squashing
 from sandkeep.sandbox.home import boot, read_json, write_json, write_whole
 from sandkeep.sandbox.journal import step
-from sandkeep.sandbox.machine import Machine
+from sandkeep.sandbox.machine import Machine, move_tree
 from sandkeep.sandbox.record import Record
 from sandkeep.workflow import BoundState
 
@@ -71,7 +71,7 @@ def rotate(machine: Machine, record: Record, engine: Driver) -> None:
     journal.begin(machine.folder, "rotate", layer=layer, old=old, new=new, root=machine.root_device(record))
     step("rotate: journalled")
     tree = layers.begin(layer)
-    os.rename(machine.top(old) / "tree", tree)
+    move_tree(machine.top(old) / "tree", tree)
     step("rotate: top renamed")
     stack = [layer, *record.stack]
     squashed = squashing.find(machine.home, stack)
