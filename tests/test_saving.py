@@ -16,6 +16,8 @@ from sandkeep.model import WORKSPACE
 from sandkeep.sandbox import saving, squashing
 from sandkeep.sandbox.home import Home
 from sandkeep.sandbox.machine import Machine
+from sandkeep.sandbox.record import Record
+from sandkeep.sandbox.sweeping import discard_unused
 from waiting import until
 
 ODD = r"""
@@ -287,3 +289,44 @@ def test_snapshots_stay_in_the_order_of_their_making_when_the_clock_jumps(
     monkeypatch.setattr(saving, "boot", lambda: "another")
     made.append(sb.snapshot().id)
     assert [info.id for info in sb.snapshots()] == made
+
+
+def test_a_restore_while_somebody_discards_layers_keeps_its_own(
+    make: Make, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sb = make()
+    empty = sb.snapshot()
+    sb.commands.run("echo one > f")
+    one = sb.snapshot()
+    sb.restore(empty)
+    load, begun = Record.load, list[threading.Thread]()
+
+    def back() -> None:
+        sb.restore(one)
+        (sb._held.folder / "snapshots" / f"{one.id}.json").unlink()
+
+    def slow(folder: Path) -> Record:
+        found = load(folder)
+        if not begun:
+            begun.append(threading.Thread(target=back))
+            begun[0].start()
+            begun[0].join(1)
+        return found
+
+    monkeypatch.setattr(Record, "load", slow)
+    assert discard_unused(Home(home)) == []
+    begun[0].join()
+    assert sb.commands.run("cat f").stdout == "one\n"
+
+
+def test_a_squashed_layer_is_on_disk_before_it_stands_for_others(
+    make: Make, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sb = make()
+    for name in "ab":
+        sb.commands.run(f"echo {name} > {name}")
+        stack = sb.snapshot().layers
+    known: list[int] = []
+    monkeypatch.setattr(squashing.os, "sync", lambda: known.append(len(squashing.known(Home(home)))))
+    assert squashing.squash_now(Home(home), "host", stack)
+    assert (known, len(squashing.known(Home(home)))) == ([0], 1)

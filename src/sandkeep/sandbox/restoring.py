@@ -52,7 +52,8 @@ def become(
     ended = relaunching.running(machine) if alive else []
     before = replace(record), machine.link.call("session_get") if alive and image else {}
     new = record.top + 1
-    journal.begin(machine.folder, "restore", stack=stack, session=session, new=new, image=image)
+    with machine.home.layers_lock():  # whoever discards may have looked at the sandbox, not yet at its snapshots
+        journal.begin(machine.folder, "restore", stack=stack, session=session, new=new, image=image)
     step("restore: journalled")
     secrets = machine.secrets() if alive else {}
     why = ""

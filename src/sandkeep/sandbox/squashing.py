@@ -5,6 +5,7 @@ A squashed layer's folder holds `of.json` with the ids that it stands for, so an
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -63,6 +64,7 @@ def squash_now(home: Home, base: str, stack: list[str]) -> str | None:
             tree = layers.begin(layer)
             write_json(tree.parent / "making.json", stack)
             elevated(squash, layers.trees(stack), tree, Below(resolve(base, home.path).roots()))
+            os.sync()  # what it stands for may be long on disk, and goes
             write_json(tree.parent / "of.json", stack)
             (tree.parent / "making.json").unlink()
             return layer
