@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -85,6 +87,35 @@ def test_a_sandbox_whose_host_is_gone_goes_on_when_told_to(tmp_path: Path) -> No
                     await sandbox.close()
 
             asyncio.run(back())
+
+
+def test_a_body_that_takes_its_time_is_no_silence(served: Served) -> None:  # noqa: F811
+    def slowly() -> Iterator[bytes]:
+        for _ in range(4):
+            time.sleep(0.6)
+            yield b"x"
+
+    fields = {"path": "/tmp/slow"}
+    remote = served.remote()
+    with remote.Sandbox() as sandbox:
+        with sandbox.files._link.stream("file_write", fields, body=slowly(), timeout=1.0) as events:
+            assert list(events) == []
+        assert sandbox.files.read("/tmp/slow") == b"xxxx"
+
+        async def awaited() -> None:
+            again = await remote.AsyncSandbox.attach(sandbox.id)
+            async with again.files._link.stream("file_write", fields, body=slowly_awaited(), timeout=1.0) as events:
+                assert [event async for event in events] == []
+            await again.close()
+            await remote.aclose()
+
+        async def slowly_awaited() -> AsyncIterator[bytes]:
+            for _ in range(4):
+                await asyncio.sleep(0.6)
+                yield b"y"
+
+        asyncio.run(awaited())
+        assert sandbox.files.read("/tmp/slow") == b"yyyy"
 
 
 def test_a_stream_that_is_left_early_leaves_the_process_and_the_link_well(served: Served) -> None:  # noqa: F811

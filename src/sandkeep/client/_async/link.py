@@ -140,16 +140,21 @@ class AsyncRemoteExchange:
     async def _next(self) -> tuple[str, Any]:
         if self._socket is None:
             raise ServerUnreachable("this request is over", "ask again")
-        try:
-            message = await self._socket.receive(self._timeout)
-        except TimeoutError:
-            await self._drop()
-            raise SandboxDead(
-                f"no answer to {self._request['op']} in {self._timeout:.0f} s", "kill this sandbox, or wait"
-            ) from None
-        except SandkeepError:
-            await self._drop()
-            raise
+        while True:
+            sending = self._socket.sending  # then it is no silence
+            try:
+                message = await self._socket.receive(self._timeout)
+                break
+            except TimeoutError:
+                if sending:
+                    continue
+                await self._drop()
+                raise SandboxDead(
+                    f"no answer to {self._request['op']} in {self._timeout:.0f} s", "kill this sandbox, or wait"
+                ) from None
+            except SandkeepError:
+                await self._drop()
+                raise
         if isinstance(message, bytes):
             return answers.KINDS[message[0]], message[1:]
         found = json.loads(message)
