@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -375,6 +376,15 @@ def test_a_time_of_grace_keeps_what_was_forgotten_within_it(root: Path, store: S
     with pytest.raises(BadArgument):
         store.gc(grace="soon")
     assert [info.id for info in store.checkpoints()] == [last, young]
+
+
+def test_grace_is_counted_by_the_stores_own_clock(root: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    young, _ = tagged(root, store, None, None)
+    store.forget([young])
+    wrong = time.time() + 7200
+    monkeypatch.setattr(time, "time", lambda: wrong)
+    assert store.gc(grace="1h").final == ()
+    assert store.unforget(young).id == young
 
 
 def test_what_is_taken_back_while_a_collector_is_at_it_is_whole(

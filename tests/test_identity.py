@@ -186,6 +186,14 @@ def test_the_note_survives_what_a_crash_leaves_of_it(tmp_path: Path) -> None:
         assert box.link.call("session_get")["numbers"] == session
 
 
+def test_when_all_numbers_are_given_what_is_saved_is_read_again(tmp_path: Path) -> None:
+    (tmp_path / "numbers").write_bytes(bytes(PIDS // 8) + ((1 << 31) - 1).to_bytes(8, "little"))
+    with guest(tmp_path) as box:
+        session = box.link.call("session_get")["numbers"]
+        assert session["own"] == (1 << 31) - 1
+        box.link.call("session_set", numbers=session)
+
+
 def test_nobody_is_started_with_the_number_of_one_that_runs(box: Box) -> None:
     pid = box.link.call("start", argv=["sleep", "600"])["pid"]
     with pytest.raises(Busy):

@@ -23,6 +23,7 @@ from sandkeep.checkpoints.records import Record
 from sandkeep.errors import BadArgument, Busy, CheckpointNotFound, Corrupt, NotFound, StateConflict
 from sandkeep.model import CheckpointInfo
 from sandkeep.store.gc import GcReport
+from sandkeep.store.lease import clock
 from sandkeep.store.repository import Repository
 
 _ANYWAY = "allow_empty=True (--allow-empty) if that is meant"
@@ -181,7 +182,9 @@ def collect(
     repo: Repository, without: Collection[str] = (), dry_run: bool = False, grace: str | None = None
 ) -> GcReport:
     """Run the collector, as if these checkpoints were not there. What was forgotten is final then, but for what was within `grace`."""
-    kept, final = undoing.split(repo, parse_span(grace) if grace is not None else 0)
+    seconds = parse_span(grace) if grace is not None else 0
+    now = clock(repo.objects) if seconds and not dry_run else time.time()
+    kept, final = undoing.split(repo, seconds, now)
     report = repo.gc(live(repo, frozenset(without), kept), dry_run, describes)
     if not dry_run:
         undoing.make_final(repo, final)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterator
 
 from sandkeep.checkpoints import records
@@ -81,10 +80,9 @@ def forgotten(repo: Repository) -> Iterator[Record]:
                 continue
 
 
-def split(repo: Repository, grace: float) -> tuple[list[str], list[str]]:
-    """Of what was forgotten: what a collector still keeps, forgotten less than `grace` seconds ago, and what it makes final."""
+def split(repo: Repository, grace: float, now: float) -> tuple[list[str], list[str]]:
+    """Of what was forgotten: what a collector still keeps, forgotten less than `grace` seconds before `now`, and what it makes final."""
     there = set(repo.list_records(records.KIND, full=True))
-    now = time.time()
     kept: list[str] = []
     final: list[str] = []
     for name, _, at in repo.objects.list(f"records/{KIND}/"):

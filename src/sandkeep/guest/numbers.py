@@ -73,7 +73,7 @@ class Numbers:
             own = int.from_bytes(os.pread(fd, 8, _PLACE), "little")
         finally:
             os.close(fd)
-        self._merge(found, own if own < MOST else PIDS)
+        self._merge(found, own if own <= MOST else PIDS)
         self._write()
 
     def _given(self, pid: int) -> bool:
@@ -123,6 +123,6 @@ def _checked(saved: Dict[str, Any]) -> Any:
         pids = opener.decompress(packed, PIDS // 8)
     except (KeyError, TypeError, ValueError, zlib.error):
         raise Problem(BAD_ARGUMENT, "numbers of processes can't be read")
-    if not opener.eof or isinstance(own, bool) or not isinstance(own, int) or not PIDS <= own < MOST:
+    if not opener.eof or isinstance(own, bool) or not isinstance(own, int) or not PIDS <= own <= MOST:
         raise Problem(BAD_ARGUMENT, "numbers of processes can't be read")
     return pids, own

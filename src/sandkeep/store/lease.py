@@ -133,6 +133,16 @@ class Lease:
             raise _lost()
 
 
+def clock(objects: Objects) -> float:
+    """The backend's own time: no other can be compared with that of an object."""
+    mine = Lease(objects, "writer")
+    mine._renew()
+    try:
+        return max(at for name, _, at in objects.list("writers/") if name == mine.name)
+    finally:
+        mine.end()
+
+
 def _remove_damaged(objects: Objects, condemned: tuple[str, ...]) -> None:
     """A mark that can't be read condemns nothing: packs are deleted only after the index has ceased to name them."""
     for name in condemned:
