@@ -36,7 +36,7 @@ time.sleep(1000)
 
 ON_TMPFS = """
 import sys
-from sandkeep import Sandbox
+from sandkeep import Sandbox, Store
 from sandkeep.runtime import kernel
 home, runtime, writer = sys.argv[1:]
 kernel.mount("tmpfs", home, "tmpfs", 0)
@@ -51,11 +51,10 @@ try:
         assert done.exit_code == 0, done
         sb.snapshot()
     kept = sb.checkpoint()
-    for one in (sb.fork(), Sandbox(home=home + "/home", from_checkpoint=kept.id, runtime=runtime)):
-        try:
-            print(one.commands.run("head -c 4 map").stdout)
-        finally:
-            one.kill()
+    with sb.fork() as fork:
+        print(fork.commands.run("head -c 4 map").stdout)
+    with Store(home=home + "/home") as store:
+        print(store.read(kept.id, "/home/user/workspace/map")[:4].decode())
 finally:
     sb.kill()
 """
