@@ -18,7 +18,7 @@ from sandkeep.checkpoints.catalog import Store
 from sandkeep.errors import Busy, RuntimeFailed
 from sandkeep.model import CheckpointInfo, Mount, RestoreReport
 from sandkeep.runtime.base import resolve
-from sandkeep.sandbox import Sandbox, beginning, killing, lifecycle
+from sandkeep.sandbox import Sandbox, beginning, journal, killing, lifecycle
 from sandkeep.sandbox.home import Home, lock, read_known, write_json
 from sandkeep.sandbox.machine import Machine
 from sandkeep.sandbox.restoring import become
@@ -62,8 +62,11 @@ def create_from(
 
 def _stand(machine: Machine, spec: AgentSpec) -> bool:
     """Put the new sandbox on the agent's layers. False if they are not here."""
-    with machine.held() as record, machine.home.layers_lock():
-        stack = _recall(machine.home, spec)
+    with machine.held() as record:
+        with machine.home.layers_lock():
+            stack = _recall(machine.home, spec)
+            if stack is not None:
+                journal.begin(machine.folder, "fetch", stack=stack)  # in use from now on
         if stack is not None:
             become(machine, record, stack, {})
         return stack is not None
